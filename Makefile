@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: make run, make test.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+WORKERS ?= 2
+
+.PHONY: run test check bench fmt install clean
+
+run: install            ## the main job: simulate both strategies and say whether the promises held
+	@$(BIN)/avow simulate --strategy two-phase --seeds 600
+	@$(BIN)/avow simulate --strategy pub-sub --seeds 300
+
+test: check             ## everything: static checks, then every test
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract tests/simulation tests/e2e
+
+check: install          ## the fast loop: format, lint, layers, types, unit tests, transcripts
+	@$(BIN)/ruff format --check src tests benchmarks
+	@$(BIN)/ruff check src tests benchmarks
+	@$(BIN)/lint-imports
+	@$(BIN)/mypy
+	@$(BIN)/pytest -q -n $(WORKERS) tests/unit tests/scenarios
+
+bench: install          ## measured figures, as ratios within one run where a disk is involved
+	@$(BIN)/python -m benchmarks
+
+fmt: install
+	@$(BIN)/ruff format src tests benchmarks
+	@$(BIN)/ruff check --fix src tests benchmarks
+
+install: $(STAMP)
+
+$(STAMP): requirements/dev.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) found; install Python 3.11 or newer, or call make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Avow needs Python 3.11 or newer; $(PYTHON) is older. Call make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing pinned dependencies into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+clean:
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

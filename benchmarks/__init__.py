@@ -1,0 +1,1 @@
+"""Measured figures. Run all of them with `make bench`."""

@@ -1,0 +1,182 @@
+"""Every error Avow raises, in one tree.
+
+    AvowError
+    ├── Malformed            bytes that are not what they claim to be
+    │   ├── TooShort  TooLong  BadMagic  UnknownVersion  BadChecksum  BadOffsets  CountOverflow  UnknownKind
+    ├── Refused              definite: it did not happen and will not happen
+    │   ├── NotEqual         the expected cursor is not the end of the lane
+    │   ├── Offline          no quorum of fresh heartbeats
+    │   ├── TooLarge  InvalidRequest  UnknownQueue  UnknownTransaction  AlreadyDecided  MembershipBusy
+    │   ├── LaneEnded  Trimmed
+    │   └── DiskFull         this peer takes no writes until space is freed; reads go on
+    ├── Unknown              indefinite: it may or may not have happened; ask again with the same write id
+    └── StorageDamaged       a sealed byte changed: file, position, expected, found
+        └── UnfitToVote      the damage reached what a peer has promised; it may not vote as itself again
+
+`definite` says the operation did not and will not happen. `retriable` says the same call may succeed later.
+Every message names what happened, whether it took effect, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class AvowError(Exception):
+    code: ClassVar[str] = "ERROR"
+    http_status: ClassVar[int] = 500
+    definite: ClassVar[bool] = False
+    retriable: ClassVar[bool] = False
+
+    def details(self) -> dict[str, Any]:
+        """Machine-readable facts beside the message; every answer to a caller carries them."""
+        return {}
+
+
+class Malformed(AvowError):
+    """Bytes that do not follow their layout. Nothing was changed."""
+
+    code = "MALFORMED"
+    http_status = 400
+    definite = True
+
+    def __init__(self, what: str, *, expected: object, found: object, at: int | None = None) -> None:
+        where = "" if at is None else f" at byte {at}"
+        super().__init__(f"{what}{where}: expected {expected}, found {found}; nothing was changed")
+        self.what, self.expected, self.found, self.at = what, expected, found, at
+
+    def details(self) -> dict[str, Any]:
+        return {"what": self.what, "expected": str(self.expected), "found": str(self.found), "at": self.at}
+
+
+class TooShort(Malformed):
+    code = "TOO_SHORT"
+
+
+class TooLong(Malformed):
+    code = "TOO_LONG"
+
+
+class BadMagic(Malformed):
+    code = "BAD_MAGIC"
+
+
+class UnknownVersion(Malformed):
+    code = "UNKNOWN_VERSION"
+
+
+class BadChecksum(Malformed):
+    code = "BAD_CHECKSUM"
+
+
+class BadOffsets(Malformed):
+    code = "BAD_OFFSETS"
+
+
+class CountOverflow(Malformed):
+    code = "COUNT_OVERFLOW"
+
+
+class UnknownKind(Malformed):
+    code = "UNKNOWN_KIND"
+
+
+class Refused(AvowError):
+    """Definite: the operation did not happen and will not happen."""
+
+    code = "REFUSED"
+    http_status = 409
+    definite = True
+
+
+class NotEqual(Refused):
+    code = "NOT_EQUAL"
+
+    def __init__(self, *, expected: int, current: int) -> None:
+        super().__init__(
+            f"the lane ends at version {current}, not at the expected {expected}; nothing was stored. "
+            f"Read from {expected + 1} and decide again"
+        )
+        self.expected, self.current = expected, current
+
+    def details(self) -> dict[str, Any]:
+        return {"expected": self.expected, "cursor": self.current}
+
+
+class Offline(Refused):
+    code = "OFFLINE"
+    http_status = 503
+    retriable = True
+
+
+class TooLarge(Refused):
+    code = "TOO_LARGE"
+    http_status = 413
+
+
+class InvalidRequest(Refused):
+    code = "INVALID_REQUEST"
+    http_status = 400
+
+
+class UnknownQueue(Refused):
+    code = "UNKNOWN_QUEUE"
+    http_status = 404
+
+
+class UnknownTransaction(Refused):
+    code = "UNKNOWN_TRANSACTION"
+    http_status = 404
+
+
+class AlreadyDecided(Refused):
+    code = "ALREADY_DECIDED"
+
+
+class MembershipBusy(Refused):
+    code = "MEMBERSHIP_BUSY"
+    retriable = True
+
+
+class LaneEnded(Refused):
+    code = "LANE_ENDED"
+    retriable = True
+
+
+class Trimmed(Refused):
+    code = "TRIMMED"
+    http_status = 410
+
+
+class DiskFull(Refused):
+    code = "DISK_FULL"
+    http_status = 507
+    retriable = True
+
+
+class Unknown(AvowError):
+    """Indefinite: it may or may not have happened. Repeat it with the same write id to find out."""
+
+    code = "UNKNOWN"
+    http_status = 504
+    retriable = True
+
+
+class StorageDamaged(AvowError):
+    """A byte that was synced has changed. Nothing is deleted because of it."""
+
+    code = "STORAGE_DAMAGED"
+
+    def __init__(self, *, file: str, position: int, expected: object, found: object) -> None:
+        super().__init__(
+            f"{file} is damaged at byte {position}: expected {expected}, found {found}; nothing was deleted. "
+            "The peer repairs the lane from the others and does not vote for what it cannot read"
+        )
+        self.file, self.position, self.expected, self.found = file, position, expected, found
+
+    def details(self) -> dict[str, Any]:
+        return {"file": self.file, "position": self.position, "expected": str(self.expected), "found": str(self.found)}
+
+
+class UnfitToVote(StorageDamaged):
+    code = "UNFIT_TO_VOTE"

@@ -1,0 +1,34 @@
+"""Small integers that name things, and how they are written down for people.
+
+A ballot names a coordinator: the round in the high bits, the peer in the low 16, so that comparing two ballots is
+comparing two integers and no two peers ever claim with the same one. 0 is "none yet".
+"""
+
+from __future__ import annotations
+
+from typing import Final, NewType
+
+Ballot = NewType("Ballot", int)
+Peer = int
+
+_PEER_BITS: Final = 16
+_PEER_MASK: Final = (1 << _PEER_BITS) - 1
+
+NO_BALLOT: Final = Ballot(0)
+
+
+def ballot_of(round_: int, peer: Peer) -> Ballot:
+    return Ballot(round_ << _PEER_BITS | peer)
+
+
+def round_of(ballot: int) -> int:
+    return ballot >> _PEER_BITS
+
+
+def peer_of(ballot: int) -> Peer:
+    return ballot & _PEER_MASK
+
+
+def ballot_text(ballot: int) -> str:
+    """`3.2` is round 3 of peer 2; `-` is no ballot."""
+    return f"{round_of(ballot)}.{peer_of(ballot)}" if ballot else "-"

@@ -1,0 +1,53 @@
+"""A bound on everything, in one place. Units are the last word of each name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# Messages and batches
+MESSAGE_SIZE_BYTES_MAX: Final = 1 * MIB
+BATCH_SIZE_BYTES_MAX: Final = 8 * MIB
+BATCH_COUNT_MAX: Final = 65_536
+CONTROL_SIZE_BYTES_MAX: Final = 64 * KIB
+WRITE_ID_SIZE_BYTES: Final = 16
+
+# Frames between peers
+FRAME_SIZE_BYTES_MAX: Final = 16 * MIB
+ENQUEUE_ENTRIES_MAX: Final = 256
+ENQUEUE_SIZE_BYTES_MAX: Final = 8 * MIB
+IN_FLIGHT_ENTRIES_MAX: Final = 4_096
+
+# Names and counts
+QUEUE_NAME_CHARS_MAX: Final = 200
+SUBSCRIBER_NAME_CHARS_MAX: Final = 200
+TRANSACTION_NAME_BYTES_MAX: Final = 200
+LANES_PER_QUEUE_MAX: Final = 1_024
+PEERS_MAX: Final = 31
+PEER_NUMBER_MAX: Final = 65_535
+
+# Windows of memory that are part of a lane's replicated state
+WRITE_ID_WINDOW_COUNT: Final = 65_536
+DECIDED_TRANSACTIONS_COUNT: Final = 65_536
+OPEN_TRANSACTIONS_COUNT: Final = 1_024
+SUBSCRIBERS_COUNT: Final = 4_096
+
+# What one peer keeps waiting
+WAITING_REQUESTS_MAX: Final = 16_384
+
+# Time
+HEARTBEAT_INTERVAL_S: Final = 0.05
+HEARTBEAT_FRESH_S: Final = 0.25
+CLAIM_DELAY_S: Final = 0.3
+CLAIM_JITTER_S: Final = 0.3
+OWNER_DEAD_AFTER_S: Final = 1.0
+STAGE_DEADLINE_S_MAX: Final = 24 * 3600.0
+
+# Storage
+WAL_SEGMENT_SIZE_BYTES: Final = 64 * MIB
+WAL_SEGMENTS_MIN: Final = 3
+LANE_SEGMENT_SIZE_BYTES: Final = 64 * MIB
+INDEX_INTERVAL_BYTES: Final = 64 * KIB
+RESERVED_SIZE_BYTES: Final = 4 * MIB

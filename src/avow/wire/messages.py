@@ -1,0 +1,337 @@
+"""What peers say to each other, as values. `frames` turns them into bytes and back.
+
+A message does not name its sender, receiver or lane: the frame around it does (see `frames`). Positions are entry
+positions in a lane's log, from 1; 0 is "before the first". A version is a message's place among what readers see; one
+entry (a batch) covers `count` versions. Ballots are integers (see `ids`).
+
+Structs are frozen and not tracked by the garbage collector: they never form cycles.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from avow.ids import ballot_text
+
+
+class Kind:
+    """What an entry does to the state of its lane. Numbers are on disk: never reuse one."""
+
+    NOOP = 0
+    DATA = 1  # a batch of messages, visible when committed
+    STAGE = 2  # a batch of messages, invisible until its transaction is published
+    PUBLISH = 3
+    DISCARD = 4
+    CURSOR = 5  # subscriber cursors
+    TRIM = 6
+    MEMBERS = 7  # the lane's voters and learners from here on
+    QUEUE = 8  # metadata lane: create, change, delete a queue
+    LANE_OPEN = 9  # metadata lane: a run of a peer opens a pub-sub lane
+    LANE_END = 10  # metadata lane: the end of a pub-sub lane, decided once
+
+    NAMES = (
+        "noop",
+        "data",
+        "stage",
+        "publish",
+        "discard",
+        "cursor",
+        "trim",
+        "members",
+        "queue",
+        "lane-open",
+        "lane-end",
+    )
+
+
+class Entry(Struct, frozen=True, gc=False):
+    """One record of a lane: a batch or a command, as the log stores it and as peers send it.
+
+    `control` is the msgpack of the command for kinds that carry one. `batch` is the encoded value sections (see
+    `batch`), never taken apart by a peer. `count` is the number of messages in the batch.
+    """
+
+    position: int
+    origin: int  # the ballot (two-phase) or owner run (pub-sub) that first appended it
+    kind: int
+    count: int = 0
+    write_id: bytes = b""  # 16 bytes, or empty for entries no client wrote
+    created_ms: int = 0
+    control: bytes = b""
+    batch: bytes = b""
+
+
+class Snapshot(Struct, frozen=True, gc=False):
+    """A lane's state after applying every entry up to `position`, whose origin was `origin`."""
+
+    position: int
+    origin: int
+    voters: tuple[int, ...]
+    learners: tuple[int, ...]
+    state: bytes
+
+
+# ------------------------------------------------------------------ two-phase
+
+
+class Probe(Struct, frozen=True, gc=False):
+    """Do you hear a live coordinator? Asked before a claim, so that a peer that was cut off disturbs nobody."""
+
+    ballot: int  # the ballot I would claim
+
+
+class ProbeAnswer(Struct, frozen=True, gc=False):
+    ballot: int  # of the probe
+    hears: bool  # a live coordinator
+    promised: int
+
+
+class Claim(Struct, frozen=True, gc=False):
+    ballot: int
+
+
+class Promise(Struct, frozen=True, gc=False):
+    """I will store nothing under a lower ballot. This is the log I hold."""
+
+    ballot: int
+    stamped: int  # the last ballot whose whole take-over log I hold
+    end: int
+    damaged_from: int  # 0: undamaged
+
+
+class Nack(Struct, frozen=True, gc=False):
+    ballot: int  # of the message refused
+    promised: int
+
+
+class Fetch(Struct, frozen=True, gc=False):
+    """Send me entries after `after`. With a ballot: to a take-over's donor, all it holds. Without: committed only."""
+
+    ballot: int
+    after: int
+    origin: int  # of my entry at `after`, so that the sender checks before it sends
+
+
+class Fetched(Struct, frozen=True, gc=False):
+    ballot: int
+    after: int
+    origin: int  # of the sender's entry at `after`
+    entries: tuple[Entry, ...]
+    end: int  # how far the sender could go: its end (take-over) or its committed cursor (repair)
+    cursor: int
+
+
+class Enqueue(Struct, frozen=True, gc=False):
+    """Phase one: store these. Carries phase two (`cursor`) for what was stored before."""
+
+    ballot: int
+    after: int
+    origin: int  # of the coordinator's entry at `after`
+    entries: tuple[Entry, ...]
+    takeover_end: int  # hold all of this before taking the stamp
+    cursor: int
+
+
+class Ready(Struct, frozen=True, gc=False):
+    """Stored and synced: my log equals the coordinator's up to `matched_to`."""
+
+    ballot: int
+    matched_to: int
+    stamped: bool
+
+
+class Reject(Struct, frozen=True, gc=False):
+    """Your entries do not continue my log: step back to my committed cursor."""
+
+    ballot: int
+    committed: int
+    damaged_from: int
+
+
+class Install(Struct, frozen=True, gc=False):
+    """A snapshot for a peer that is behind what the log still holds."""
+
+    ballot: int
+    snapshot: Snapshot
+    takeover_end: int
+    cursor: int
+
+
+class Heartbeat(Struct, frozen=True, gc=False):
+    """I am here; this is what I have accepted. From the coordinator also: move your cursor (Accept)."""
+
+    ballot: int  # promised; if `coordinating`, mine
+    coordinating: bool
+    cursor: int
+
+
+class Confirm(Struct, frozen=True, gc=False):
+    """Am I still the coordinator? One round answers every read that waits."""
+
+    ballot: int
+    round: int
+
+
+class Confirmed(Struct, frozen=True, gc=False):
+    ballot: int
+    round: int
+
+
+class ReadIndex(Struct, frozen=True, gc=False):
+    """From a peer that serves a linearizable read: which cursor must I have reached?"""
+
+    request: int
+
+
+class ReadIndexAnswer(Struct, frozen=True, gc=False):
+    request: int
+    cursor: int  # -1: I am not the coordinator
+
+
+class Forward(Struct, frozen=True, gc=False):
+    """A client's write, passed on to the coordinator. `expected` -1: no condition."""
+
+    request: int
+    expected: int
+    entry: Entry
+
+
+class Forwarded(Struct, frozen=True, gc=False):
+    """The outcome of a forwarded write; `code` is an error's code or empty for done."""
+
+    request: int
+    code: str
+    first_version: int
+    last_version: int
+
+
+# -------------------------------------------------------------------- pub-sub
+
+
+class LaneEnqueue(Struct, frozen=True, gc=False):
+    """The owner's entries for its own lane."""
+
+    lane: int
+    after: int
+    entries: tuple[Entry, ...]
+    cursor: int
+
+
+class Stored(Struct, frozen=True, gc=False):
+    """Synced here, up to `to`. Sent to all: everyone counts the quorum for itself."""
+
+    lane: int
+    to: int
+
+
+class LaneReject(Struct, frozen=True, gc=False):
+    """The lane is fenced here: nothing more is taken from its owner."""
+
+    lane: int
+    end: int
+
+
+class LaneFetch(Struct, frozen=True, gc=False):
+    lane: int
+    after: int
+
+
+class LaneFetched(Struct, frozen=True, gc=False):
+    lane: int
+    after: int
+    entries: tuple[Entry, ...]
+
+
+class Fence(Struct, frozen=True, gc=False):
+    """Take nothing more from the owner of this lane, and tell me how much of it you hold."""
+
+    lane: int
+    attempt: int
+
+
+class Fenced(Struct, frozen=True, gc=False):
+    lane: int
+    attempt: int
+    end: int
+    damaged_from: int
+
+
+class Refill(Struct, frozen=True, gc=False):
+    """The longest copy found behind the fence, to be stored again. Never counted as Stored."""
+
+    lane: int
+    attempt: int
+    after: int
+    entries: tuple[Entry, ...]
+
+
+class Refilled(Struct, frozen=True, gc=False):
+    lane: int
+    attempt: int
+    to: int
+
+
+class LaneHeartbeat(Struct, frozen=True, gc=False):
+    """I am here; (lane, stored to, cursor) of the lanes that are not ended."""
+
+    lanes: tuple[tuple[int, int, int], ...]
+
+
+Message: TypeAlias = (
+    Probe
+    | ProbeAnswer
+    | Claim
+    | Promise
+    | Nack
+    | Fetch
+    | Fetched
+    | Enqueue
+    | Ready
+    | Reject
+    | Install
+    | Heartbeat
+    | Confirm
+    | Confirmed
+    | ReadIndex
+    | ReadIndexAnswer
+    | Forward
+    | Forwarded
+    | LaneEnqueue
+    | Stored
+    | LaneReject
+    | LaneFetch
+    | LaneFetched
+    | Fence
+    | Fenced
+    | Refill
+    | Refilled
+    | LaneHeartbeat
+)
+
+_BALLOTS = frozenset({"ballot", "promised", "stamped", "origin"})
+
+
+def describe(message: object) -> str:
+    """One line for traces and transcripts: `Enqueue 2.1 after=3 origin=1.1 [data@4] takeover_end=0 cursor=3`."""
+    parts = [type(message).__name__]
+    for field in message.__struct_fields__:  # type: ignore[attr-defined]
+        value = getattr(message, field)
+        if field == "entries":
+            parts.append("[" + " ".join(f"{Kind.NAMES[e.kind]}@{e.position}" for e in value) + "]")
+        elif isinstance(value, bool):
+            parts.append(f"{field}={'yes' if value else 'no'}")
+        elif field == "ballot":
+            parts.append(ballot_text(value))
+        elif field in _BALLOTS:
+            parts.append(f"{field}={ballot_text(value)}")
+        elif isinstance(value, Snapshot):
+            parts.append(f"snapshot@{value.position}")
+        elif isinstance(value, Entry):
+            parts.append(Kind.NAMES[value.kind])
+        elif field == "damaged_from" and not value:
+            continue
+        else:
+            parts.append(f"{field}={value}")
+    return " ".join(parts)
