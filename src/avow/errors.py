@@ -7,7 +7,9 @@
     │   ├── NotEqual         the expected cursor is not the end of the lane
     │   ├── Offline          no quorum of fresh heartbeats
     │   ├── TooLarge  InvalidRequest  UnknownQueue  UnknownTransaction  AlreadyDecided  MembershipBusy
-    │   ├── LaneEnded  Trimmed
+    │   ├── LaneEnded  Trimmed  AlreadyExists
+    │   ├── TooMany          a bound of the lane's replicated state is reached
+    │   ├── NotInstalled     an optional library is missing here
     │   └── DiskFull         this peer takes no writes until space is freed; reads go on
     ├── Unknown              indefinite: it may or may not have happened; ask again with the same write id
     └── StorageDamaged       a sealed byte changed: file, position, expected, found
@@ -148,10 +150,34 @@ class Trimmed(Refused):
     http_status = 410
 
 
+class AlreadyExists(Refused):
+    code = "ALREADY_EXISTS"
+
+
+class TooMany(Refused):
+    code = "TOO_MANY"
+    http_status = 429
+    retriable = True
+
+
 class DiskFull(Refused):
     code = "DISK_FULL"
     http_status = 507
     retriable = True
+
+
+class NotInstalled(Refused):
+    code = "NOT_INSTALLED"
+    http_status = 501
+
+    def __init__(self, what: str, *, extra: str) -> None:
+        super().__init__(
+            f"{what} needs a library that is not installed here; nothing was changed. Install avow[{extra}]"
+        )
+        self.extra = extra
+
+    def details(self) -> dict[str, Any]:
+        return {"extra": self.extra}
 
 
 class Unknown(AvowError):

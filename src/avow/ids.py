@@ -32,3 +32,8 @@ def peer_of(ballot: int) -> Peer:
 def ballot_text(ballot: int) -> str:
     """`3.2` is round 3 of peer 2; `-` is no ballot."""
     return f"{round_of(ballot)}.{peer_of(ballot)}" if ballot else "-"
+
+
+#: A stamp no coordinator can have (round 0): the log lost entries it may have been counted for. Its holder says so,
+#: is not counted as undamaged, and loses the mark only when a coordinator has fed it everything again.
+REPAIRING: Final = Ballot(1)

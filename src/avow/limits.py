@@ -32,7 +32,12 @@ PEER_NUMBER_MAX: Final = 65_535
 WRITE_ID_WINDOW_COUNT: Final = 65_536
 DECIDED_TRANSACTIONS_COUNT: Final = 65_536
 OPEN_TRANSACTIONS_COUNT: Final = 1_024
+STAGED_BATCHES_COUNT: Final = 65_536  # in one open transaction
 SUBSCRIBERS_COUNT: Final = 4_096
+
+# The metadata lane
+QUEUES_COUNT: Final = 4_096
+LANES_COUNT: Final = 65_536  # pub-sub lanes not yet forgotten, ended ones included
 
 # What one peer keeps waiting
 WAITING_REQUESTS_MAX: Final = 16_384

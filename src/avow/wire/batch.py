@@ -1,0 +1,278 @@
+"""Batches: encoded once by a client, checked once at the edge, read in place by everyone after.
+
+The three moments of a batch in this module:
+
+    encode_batch(values, ...)   a client turns its messages into a record and gives it a write id
+    check(record)               the peer that receives it verifies everything there is to verify, once. After that the
+                                record is trusted and only its checksums are looked at again
+    Batch(record)               a view of a checked record: header fields, and messages as slices of its memory
+
+and one more, for peers under load: `merge` makes one record of several small batches that wait for the same sync.
+A record costs about the same whether it holds one message or a thousand, so this is where batches of one stop being
+expensive. Each write keeps its id and its range of messages in the merged record's index.
+
+The record's header is drawn in `record`, the columns of a batch in `columns`; the encoder is in `encode`. Nothing here
+copies a value out of a record; a `Batch` and the slices it gives keep the record's memory alive, and that memory must
+not be written again (except by `patch_header`, which touches no message).
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from avow import limits
+from avow.errors import InvalidRequest, TooLarge
+from avow.wire.columns import (
+    CODECS,
+    EMPTY_SECTION,
+    HEADERS,
+    KEYS,
+    TIMES,
+    WRITES,
+    Columns,
+    Write,
+    check_columns,
+    check_writes,
+    read_columns,
+    read_preamble,
+    read_writes,
+)
+from avow.wire.encode import encode_batch, record_of
+from avow.wire.messages import Entry, Kind
+from avow.wire.record import (
+    HAS_WRITE_ID,
+    HEADER_SIZE_BYTES,
+    Buffer,
+    entry_parts,
+    pack_entry,
+    padded,
+    patch_header,
+    plain_view,
+    read_record,
+    record_size,
+    unpack_entry,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "HEADER_SIZE_BYTES",
+    "Batch",
+    "Write",
+    "check",
+    "encode_batch",
+    "entry_parts",
+    "entry_writes",
+    "merge",
+    "pack_entry",
+    "patch_header",
+    "record_of",
+    "record_size",
+    "unpack_entry",
+]
+
+# -------------------------------------------------------------------- reading
+
+
+class Batch:
+    """A view of one record that has been checked. Making one looks at the header and the preamble only.
+
+    Numbers of messages are from 0 to count - 1; the version of message i is `first_version + i`.
+    """
+
+    __slots__ = ("_columns", "_fields", "_preamble", "_record", "_section")
+
+    def __init__(self, record: Buffer) -> None:
+        view = plain_view(record)
+        fields = read_record(view, verify=False)
+        section = view[HEADER_SIZE_BYTES + padded(fields[7]) : HEADER_SIZE_BYTES + fields[6]]
+        self._record, self._fields = view, fields
+        self._section = section if len(section) else EMPTY_SECTION
+        self._preamble = read_preamble(self._section, count=fields[9])
+        self._columns: Columns | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """Made on first use: a compressed batch is expanded once, and not at all if only its header is read."""
+        if self._columns is None:
+            self._columns = read_columns(self._section, self._preamble)
+        return self._columns
+
+    @property
+    def kind(self) -> int:
+        return self._fields[3]
+
+    @property
+    def count(self) -> int:
+        return self._fields[9]
+
+    @property
+    def ballot(self) -> int:
+        return self._fields[10]
+
+    @property
+    def position(self) -> int:
+        return self._fields[11]
+
+    @property
+    def first_version(self) -> int:
+        return self._fields[12]
+
+    @property
+    def created_ms(self) -> int:
+        return self._fields[13]
+
+    @property
+    def write_id(self) -> bytes:
+        return self._fields[14] if self._fields[4] & HAS_WRITE_ID else b""
+
+    @property
+    def control(self) -> bytes:
+        return bytes(self._record[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + self._fields[7]])
+
+    @property
+    def compression(self) -> str | None:
+        return CODECS[self._preamble.codec] or None
+
+    @property
+    def shape(self) -> int:
+        """Which columns it has, as bits."""
+        return self._preamble.sections & ~WRITES
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether `merge` takes it, together with others of the same shape."""
+        return self.kind == Kind.DATA and self.count > 0 and not self._fields[7] and not self._preamble.codec
+
+    def check_contents(self) -> None:
+        """The part of `check` that comes after the checksums."""
+        check_writes(read_writes(self._section, self._preamble), count=self.count)
+        check_columns(self.columns)
+
+    def writes(self) -> list[Write]:
+        """Which client call wrote which messages: one write, unless the batch was merged."""
+        return list(read_writes(self._section, self._preamble)) or [Write(self.write_id, 0, self.count)]
+
+    def value(self, number: int) -> memoryview:
+        return _item(self.columns.value_offsets, self.columns.values, self._inside(number))
+
+    def values(self) -> list[memoryview]:
+        return _items(self.columns.value_offsets, self.columns.values)
+
+    def key(self, number: int) -> memoryview | None:
+        """None when this message, or every message, is without a key."""
+        columns, number = self.columns, self._inside(number)
+        if not columns.sections & KEYS or not columns.key_validity[number >> 3] >> (number & 7) & 1:
+            return None
+        return _item(columns.key_offsets, columns.keys, number)
+
+    def keys(self) -> list[memoryview | None]:
+        return [self.key(number) for number in range(self.count)]
+
+    def headers(self, number: int) -> list[tuple[str, memoryview]]:
+        columns, number = self.columns, self._inside(number)
+        if not columns.sections & HEADERS:
+            return []
+        first, end = memoryview(columns.list_offsets).cast("i")[number : number + 2]
+        names = (_item(columns.name_offsets, columns.names, header) for header in range(first, end))
+        values = (_item(columns.header_offsets, columns.header_values, header) for header in range(first, end))
+        return [(str(name, "utf-8", "surrogateescape"), value) for name, value in zip(names, values, strict=True)]
+
+    def times(self) -> memoryview | None:
+        """Milliseconds since 1970 as int64, or None when the batch has only `created_ms`."""
+        return memoryview(self.columns.times).cast("q") if self.columns.sections & TIMES else None
+
+    def _inside(self, number: int) -> int:
+        if not 0 <= number < self.count:
+            raise IndexError(f"message {number} of a batch of {self.count}")
+        return number
+
+
+def _item(offsets: Buffer, joined: Buffer, number: int) -> memoryview:
+    start, end = memoryview(offsets).cast("i")[number : number + 2]
+    return memoryview(joined)[start:end]
+
+
+def _items(offsets: Buffer, joined: Buffer) -> list[memoryview]:
+    view = memoryview(joined)
+    return [view[start:end] for start, end in pairwise(memoryview(offsets).cast("i").tolist())]
+
+
+def check(record: Buffer) -> Batch:
+    """Verify all of a record: both checksums, lengths, limits, offsets, write index. Raises one Malformed.
+
+    Done once, where a record enters a peer. What passes can be stored, sent, merged and read without another look.
+    """
+    view = plain_view(record)
+    read_record(view)
+    batch = Batch(view)
+    batch.check_contents()
+    return batch
+
+
+def entry_writes(entry: Entry) -> list[Write]:
+    """The writes in an entry, also when its batch was merged. The entry's batch must be an encoded section."""
+    if not entry.batch or entry.write_id:
+        return [Write(entry.write_id, 0, entry.count)]
+    section = plain_view(entry.batch)
+    writes = read_writes(section, read_preamble(section, count=entry.count))
+    return list(writes) or [Write(b"", 0, entry.count)]
+
+
+# -------------------------------------------------------------------- merging
+
+
+def merge(records: Sequence[Buffer]) -> bytearray:
+    """One DATA record of several that were checked, their messages in the given order.
+
+    All must be `Batch.mergeable` and of one `Batch.shape`. The result has no write id of its own, and was created when
+    the youngest of them was, so that nothing is deleted for its age too early.
+    """
+    batches = [Batch(record) for record in records]
+    if not batches or not all(batch.mergeable for batch in batches):
+        raise InvalidRequest("merging takes data batches with messages, uncompressed; nothing was merged")
+    if len({batch.shape for batch in batches}) > 1:
+        raise InvalidRequest("merging needs batches with the same columns; nothing was merged")
+    count = sum(batch.count for batch in batches)
+    if count > limits.BATCH_COUNT_MAX:
+        raise TooLarge(f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {count}; merge fewer")
+    writes = [write for batch in batches for write in batch.writes()]
+    columns = _concatenated([batch.columns for batch in batches], count)
+    return record_of(columns, writes=writes, created_ms=max(batch.created_ms for batch in batches))
+
+
+def _concatenated(parts: Sequence[Columns], count: int) -> Columns:
+    validity, bit = 0, 0
+    for part in parts:
+        validity |= int.from_bytes(part.key_validity, "little") << bit
+        bit += part.messages
+    sections = parts[0].sections & ~WRITES
+    return Columns(
+        sections=sections,
+        messages=count,
+        value_offsets=_chained([part.value_offsets for part in parts]),
+        values=b"".join([part.values for part in parts]),
+        key_validity=validity.to_bytes((count + 7) >> 3, "little") if sections & KEYS else b"",
+        key_offsets=_chained([part.key_offsets for part in parts]),
+        keys=b"".join([part.keys for part in parts]),
+        list_offsets=_chained([part.list_offsets for part in parts]),
+        name_offsets=_chained([part.name_offsets for part in parts]),
+        names=b"".join([part.names for part in parts]),
+        header_offsets=_chained([part.header_offsets for part in parts]),
+        header_values=b"".join([part.header_values for part in parts]),
+        times=b"".join([part.times for part in parts]),
+    )
+
+
+def _chained(columns: Sequence[Buffer]) -> bytes:
+    """Offsets of columns laid end to end. The last offset of each is the length of what it points into."""
+    if not columns[0]:
+        return b""
+    offsets = array("i", [0])
+    for column in columns:
+        base = offsets[-1]
+        offsets.extend([base + offset for offset in memoryview(column).cast("i")[1:]])
+    return offsets.tobytes()
