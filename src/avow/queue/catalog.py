@@ -1,0 +1,132 @@
+"""The queues by name, and the cursors of those whose subscribers read many lanes.
+
+A queue is a name, a replication strategy, a number of lanes and rules of retention. The first three are for life:
+messages find their lane by hashing a key over the number of lanes, and the strategies keep different logs. Only the
+retention rules change. A two-phase queue gets its lanes at once, with consecutive numbers; a pub-sub queue has as many
+routes, and each run of a peer opens a lane of its own for each.
+
+Subscribers of a two-phase lane keep their cursors in that lane. A subscriber of a pub-sub queue reads lanes that come
+and go with their owners, so its cursor is a vector {lane: version} and is kept here. Each component only grows, and two
+reports may arrive in either order, except by a reset, which replaces the whole vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from avow.queue.commands import LaneCursorsCommand, QueueCommand, RetentionRules, Strategy
+from avow.queue.lane_table import Lane, LaneTable
+from avow.queue.outcomes import DONE, Outcome
+
+
+class VectorCursor(Struct, frozen=True, array_like=True):
+    """A lane that is not in `versions` was not read yet."""
+
+    versions: dict[int, int] = {}
+    hold: bool = False
+
+
+class Queue(Struct, frozen=True, array_like=True):
+    """`first_lane` is 0 for a pub-sub queue: its lanes are opened by the runs of peers."""
+
+    name: str
+    strategy: Strategy
+    lanes: int
+    first_lane: int
+    retention: RetentionRules
+    subscribers: dict[str, VectorCursor] = {}
+
+
+class Catalog:
+    __slots__ = ("by_name", "count_max", "subscribers_max")
+
+    def __init__(self, *, count_max: int, subscribers_max: int) -> None:
+        self.count_max = count_max
+        self.subscribers_max = subscribers_max
+        self.by_name: dict[str, Queue] = {}
+
+    def perform(self, command: QueueCommand, lanes: LaneTable) -> Outcome:
+        queue = self.by_name.get(command.name)
+        if command.action == "create":
+            return self._create(command, lanes) if queue is None else _again(command, queue)
+        if queue is None:
+            return Outcome("UNKNOWN_QUEUE")
+        if command.action == "change":
+            self.by_name[queue.name] = replace(queue, retention=command.retention)
+            return DONE
+        del self.by_name[queue.name]
+        lanes.detach(queue.name)
+        return DONE
+
+    def settled_open(self, name: str, route: int) -> Outcome | None:
+        """The refusal of a lane for this queue, or None. No name: a lane that serves no queue in particular."""
+        if not name:
+            return None
+        queue = self.by_name.get(name)
+        if queue is None:
+            return Outcome("UNKNOWN_QUEUE")
+        fits = queue.strategy == "pub-sub" and route < queue.lanes
+        return None if fits else Outcome("INVALID_REQUEST")
+
+    def move_cursor(self, command: LaneCursorsCommand, lanes: LaneTable) -> Outcome:
+        queue = self.by_name.get(command.queue)
+        if queue is None:
+            return Outcome("UNKNOWN_QUEUE")
+        if command.remove:
+            queue.subscribers.pop(command.subscriber, None)
+            return DONE
+        before = queue.subscribers.get(command.subscriber)
+        if before is None and len(queue.subscribers) >= self.subscribers_max:
+            return Outcome("TOO_MANY")
+        if queue.strategy != "pub-sub" or not all(_readable(queue, lanes, *pair) for pair in command.versions):
+            return Outcome("INVALID_REQUEST")
+        queue.subscribers[command.subscriber] = _moved(before or VectorCursor(), command, lanes.by_number)
+        return DONE
+
+    def held_at(self, lane: Lane) -> int | None:
+        """The lowest cursor with a hold in this lane; a subscriber that has not read it holds it whole."""
+        queue = self.by_name.get(lane.queue)
+        cursors = queue.subscribers.values() if queue else ()
+        return min((c.versions.get(lane.number, 0) for c in cursors if c.hold), default=None)
+
+    def forget_lane(self, lane: Lane) -> None:
+        queue = self.by_name.get(lane.queue)
+        for cursor in queue.subscribers.values() if queue else ():
+            cursor.versions.pop(lane.number, None)
+
+    def _create(self, command: QueueCommand, lanes: LaneTable) -> Outcome:
+        if len(self.by_name) >= self.count_max:
+            return Outcome("TOO_MANY")
+        first = lanes.take(command.lanes) if command.strategy == "two-phase" else 0
+        queue = Queue(command.name, command.strategy, command.lanes, first, command.retention, {})
+        self.by_name[queue.name] = queue
+        return _numbers(queue)
+
+
+def _again(command: QueueCommand, queue: Queue) -> Outcome:
+    """Creating what is already there exactly so is done; anything else by that name is another queue."""
+    same = (command.strategy, command.lanes, command.retention) == (queue.strategy, queue.lanes, queue.retention)
+    return _numbers(queue) if same else Outcome("ALREADY_EXISTS")
+
+
+def _numbers(queue: Queue) -> Outcome:
+    return Outcome("", queue.first_lane, queue.first_lane + queue.lanes - 1) if queue.first_lane else DONE
+
+
+def _readable(queue: Queue, lanes: LaneTable, number: int, version: int) -> bool:
+    """A cursor may stand there. A lane that was forgotten is accepted and left out: its reader is merely late."""
+    lane = lanes.by_number.get(number)
+    if lane is None:
+        return number < lanes.next_number
+    return lane.queue == queue.name and (not lane.ended or version <= lane.last_version)
+
+
+def _moved(before: VectorCursor, command: LaneCursorsCommand, known: Mapping[int, Lane]) -> VectorCursor:
+    versions = {} if command.reset else dict(before.versions)
+    for lane, version in command.versions:
+        if lane in known:
+            versions[lane] = max(versions.get(lane, 0), version)
+    return VectorCursor(versions, before.hold if command.hold is None else command.hold)

@@ -1,0 +1,137 @@
+"""The pub-sub lanes: who opened which, under which membership, and where each one ended.
+
+A pub-sub lane belongs to one run of one peer. Two things about it need agreement although writing to it does not: its
+number, because frames and cursors name lanes by small integers, and its end once its owner is gone, because peers that
+hold copies of different length must stop at the same version. Both are entries of the metadata lane, so both are
+decided by whichever entry comes first in one log.
+
+    (nothing) --open--> open --end--> ended --trimmed to its end--> forgotten
+                         | a later run of the peer opens a lane, the peer is no voter any more, or the queue is deleted
+                         `--> orphaned: nobody appends; whoever sees it may fence it and propose its end
+
+The voters of a lane are those in force where its opening lies in the log, for the lane's whole life: its owner counts
+its quorums among them and so does the fence. A number is never given out twice. As long as a lane is open, the same
+run asking again for the same route is told its number; once it has ended, that run gets another lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from avow.errors import Malformed
+from avow.queue.commands import LaneEndCommand, LaneOpenCommand
+from avow.queue.outcomes import Outcome
+
+Run: TypeAlias = tuple[int, int, str, int]  # peer, incarnation, queue, route
+
+
+class Lane(Struct, frozen=True, array_like=True, gc=False):
+    """`end` -1: not decided. `epoch` counts the memberships before the one it was opened under."""
+
+    number: int
+    peer: int
+    incarnation: int
+    queue: str
+    route: int
+    voters: tuple[int, ...]
+    epoch: int
+    orphaned: bool = False
+    end: int = -1
+    ended_by: int = -1
+    trimmed_to: int = 0
+    last_version: int = -1  # the version its last entry ends with; -1: not decided
+
+    @property
+    def ended(self) -> bool:
+        return self.end >= 0
+
+    @property
+    def run(self) -> Run:
+        return self.peer, self.incarnation, self.queue, self.route
+
+
+class LaneTable:
+    """`next_number` also numbers the lanes of two-phase queues: one space of numbers for all frames."""
+
+    __slots__ = ("by_number", "count_max", "incarnations", "next_number", "open_runs")
+
+    def __init__(self, count_max: int) -> None:
+        self.count_max = count_max
+        self.next_number = 1  # 0 is the metadata lane
+        self.by_number: dict[int, Lane] = {}
+        self.incarnations: dict[int, int] = {}  # the latest run of each peer that opened a lane
+        self.open_runs: dict[Run, int] = {}
+
+    def take(self, count: int) -> int:
+        """The first of `count` numbers that nobody else will get."""
+        first = self.next_number
+        self.next_number += count
+        return first
+
+    def open(self, command: LaneOpenCommand, *, voters: tuple[int, ...], epoch: int) -> Outcome:
+        run = (command.peer, command.incarnation, command.queue, command.route)
+        if (number := self.open_runs.get(run)) is not None:
+            return Outcome("", number, number)
+        if command.peer not in voters or command.incarnation < self.incarnations.get(command.peer, 0):
+            return Outcome("INVALID_REQUEST")
+        if len(self.by_number) >= self.count_max:
+            return Outcome("TOO_MANY")
+        self._supersede(command.peer, command.incarnation)
+        number = self.take(1)
+        self.by_number[number] = Lane(number, *run, voters, epoch)
+        self.open_runs[run] = number
+        return Outcome("", number, number)
+
+    def end(self, command: LaneEndCommand) -> Outcome:
+        """The first end to be committed holds. A proposal of another one is told so."""
+        lane = self.by_number.get(command.lane)
+        if lane is None:
+            return Outcome("INVALID_REQUEST")
+        if lane.ended:
+            return Outcome("" if lane.end == command.end else "LANE_ENDED", 0, lane.end)
+        self.open_runs.pop(lane.run, None)
+        last = command.end if command.last_version is None else command.last_version
+        self.by_number[lane.number] = replace(lane, end=command.end, ended_by=command.proposer, last_version=last)
+        return Outcome("", 0, command.end)
+
+    def trim(self, lane: Lane, upto: int) -> tuple[Outcome, bool]:
+        """Also: whether the lane is forgotten by it. The caller has already stopped `upto` at the holds."""
+        target = max(lane.trimmed_to, min(upto, lane.last_version) if lane.ended else upto)
+        forgotten = lane.ended and target >= lane.last_version
+        if forgotten:
+            del self.by_number[lane.number]
+        else:
+            self.by_number[lane.number] = replace(lane, trimmed_to=target)
+        return Outcome("", lane.trimmed_to + 1, target), forgotten
+
+    def orphan(self, lost: Callable[[Lane], bool]) -> None:
+        for lane in self.open_lanes():
+            if lost(lane) and not lane.orphaned:
+                self.by_number[lane.number] = replace(lane, orphaned=True)
+
+    def detach(self, queue: str) -> None:
+        """The queue is gone. Its name may come back, and must not meet the lanes of its namesake."""
+        for lane in [lane for lane in self.by_number.values() if lane.queue == queue]:
+            self.open_runs.pop(lane.run, None)
+            self.by_number[lane.number] = replace(lane, queue="", orphaned=not lane.ended)
+
+    def open_lanes(self) -> list[Lane]:
+        """Lanes whose end is not decided, in the order they were opened."""
+        return [lane for lane in self.by_number.values() if not lane.ended]
+
+    def fill(self, lanes: Iterable[Lane], *, serving: Iterable[int]) -> None:
+        """From a snapshot. `serving` are the lanes of `open_runs`, in its order; an open lane of a deleted queue is
+        not among them."""
+        self.by_number.update((lane.number, lane) for lane in lanes)
+        for number in serving:
+            if number not in self.by_number:
+                raise Malformed("snapshot lanes", expected=f"lane {number}", found="none of that number")
+            self.open_runs[self.by_number[number].run] = number
+
+    def _supersede(self, peer: int, incarnation: int) -> None:
+        self.incarnations[peer] = incarnation
+        self.orphan(lambda lane: lane.peer == peer and lane.incarnation < incarnation)

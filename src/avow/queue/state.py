@@ -1,0 +1,209 @@
+"""What readers of a two-phase lane see: the ledger's rules, and where each visible message lies.
+
+A queue's lane is a log of batches and commands that a quorum agreed on. What it *means* (which messages can be read and
+under which version, which writes were seen, which transactions wait, how far subscribers have come, what was removed)
+is computed from that log alone, by every peer for itself. There is no clock and no chance in it, so equal logs give
+states whose snapshots are equal bit for bit, and a peer may start from another peer's snapshot and go on.
+
+A snapshot is the whole state: restoring it and applying the entries that follow is the same as having applied all of
+them. The window sizes are part of it, because they decide which retry is still recognised.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+from msgspec.msgpack import Decoder, Encoder
+
+from avow.errors import Malformed, NotEqual
+from avow.queue.ledger import Bounds, Ledger
+from avow.queue.outcomes import Outcome
+from avow.queue.snapshots import column_bytes, column_from, seal, unseal
+from avow.queue.subscribers import Subscriber
+from avow.queue.transactions import Decision, OpenTransaction, Transactions
+from avow.queue.visible import VisibleIndex, VisibleRange
+from avow.queue.write_ids import Recent
+
+MAGIC: Final = b"AVQS"
+LAYOUT_VERSION: Final = 1
+NO_CONDITION: Final = -1  # `expected` of a write that does not compare
+
+
+class QueueStatistics(Struct, frozen=True, gc=False):
+    """One lane at one position. Counts are of things, not of bytes."""
+
+    position: int
+    end: int
+    trimmed_to: int
+    visible_batches: int
+    index_size_bytes: int
+    write_ids: int
+    open_transactions: int
+    staged_messages: int
+    decided_transactions: int
+    subscribers: int
+    refused_entries: int
+
+
+class _Open(Struct, frozen=True, array_like=True):
+    txn: bytes
+    deadline_ms: int
+    positions: bytes
+    counts: bytes
+
+
+class _Body(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    position: int
+    refused: int
+    bounds: Bounds
+    end: int
+    trimmed_to: int
+    dropped: int
+    index: tuple[bytes, bytes, bytes, bytes]  # rows, starts, positions, offsets
+    write_ids: tuple[list[bytes], list[Outcome]]
+    opened: list[_Open]
+    decided: tuple[list[bytes], list[Decision]]
+    subscribers: dict[str, Subscriber]
+
+
+_encoder: Final = Encoder()
+_decoder: Final = Decoder(_Body)
+
+
+class QueueState(Ledger):
+    """See `Ledger.apply`. Everything here is a question, except `restore`."""
+
+    def __init__(self, *, bounds: Bounds | None = None) -> None:
+        self.visible = VisibleIndex()
+        super().__init__(self.visible, bounds=bounds or Bounds())
+
+    def check_expected(self, expected: int) -> None:
+        """Raise NotEqual unless the lane ends at `expected` (or there is no condition)."""
+        if expected not in (NO_CONDITION, self.end):
+            raise NotEqual(expected=expected, current=self.end)
+
+    def locate(self, version: int) -> tuple[int, int]:
+        """(position, offset in that batch) of a visible version. Raises Trimmed or InvalidRequest."""
+        return self.visible.locate(version)
+
+    def ranges(self, after_version: int, max_count: int) -> Iterator[VisibleRange]:
+        """What a reader at this cursor sees next, in the order of versions. See `VisibleIndex.ranges`."""
+        return self.visible.ranges(after_version, max_count)
+
+    def expired(self, now_ms: int) -> list[bytes]:
+        """Transactions a coordinator should discard by a logged entry, because their deadline has passed."""
+        return self.transactions.expired(now_ms)
+
+    def log_needed_from(self) -> int:
+        """The first position whose entry may still be read: for a visible message or for an open transaction.
+
+        Together with a snapshot at or after `position` nothing before it is needed.
+        """
+        lowest = (self.visible.lowest_position(), self.transactions.lowest_position())
+        return min((position for position in lowest if position is not None), default=self.position + 1)
+
+    def statistics(self) -> QueueStatistics:
+        index = self.visible
+        return QueueStatistics(
+            position=self.position,
+            end=self.end,
+            trimmed_to=self.trimmed_to,
+            visible_batches=len(index.rows),
+            index_size_bytes=8 * (len(index.rows) + 3 * len(index.starts)),
+            write_ids=len(self.write_ids),
+            open_transactions=len(self.transactions.opened),
+            staged_messages=sum(t.messages for t in self.transactions.opened.values()),
+            decided_transactions=len(self.transactions.decided),
+            subscribers=len(self.subscribers.by_name),
+            refused_entries=self.refused,
+        )
+
+    def snapshot(self) -> bytes:
+        index = self.visible
+        body = _Body(
+            position=self.position,
+            refused=self.refused,
+            bounds=self.bounds,
+            end=index.end,
+            trimmed_to=index.trimmed_to,
+            dropped=index.dropped,
+            index=_columns(index),
+            write_ids=self.write_ids.columns(),
+            opened=[_packed(txn, transaction) for txn, transaction in self.transactions.opened.items()],
+            decided=self.transactions.decided.columns(),
+            subscribers=self.subscribers.by_name,
+        )
+        return seal(_encoder.encode(body), magic=MAGIC, version=LAYOUT_VERSION)
+
+    @classmethod
+    def restore(cls, snapshot: bytes) -> QueueState:
+        """The state that gave this snapshot. Raises Malformed (or a class below it) and changes nothing."""
+        body = unseal(snapshot, _decoder, magic=MAGIC, version=LAYOUT_VERSION)
+        if min(_sizes(body.bounds)) < 1:
+            raise Malformed("snapshot bounds", expected="at least 1 each", found=body.bounds)
+        state = cls(bounds=body.bounds)
+        state.position, state.refused = body.position, body.refused
+        state.visible = state.versions = _restored_index(body)
+        state.write_ids = Recent.from_columns(body.bounds.write_ids, *body.write_ids)
+        state.subscribers.by_name.update(body.subscribers)
+        _restore_transactions(state.transactions, body)
+        return state
+
+
+def _sizes(bounds: Bounds) -> tuple[int, ...]:
+    return (
+        bounds.write_ids,
+        bounds.decided_transactions,
+        bounds.open_transactions,
+        bounds.staged_batches,
+        bounds.subscribers,
+    )
+
+
+def _columns(index: VisibleIndex) -> tuple[bytes, bytes, bytes, bytes]:
+    starts, positions = column_bytes(index.starts), column_bytes(index.positions)
+    return column_bytes(index.rows), starts, positions, column_bytes(index.offsets)
+
+
+def _packed(txn: bytes, transaction: OpenTransaction) -> _Open:
+    counts = column_bytes(transaction.counts)
+    return _Open(txn, transaction.deadline_ms, column_bytes(transaction.positions), counts)
+
+
+def _restored_index(body: _Body) -> VisibleIndex:
+    index = VisibleIndex(end=body.end, trimmed_to=body.trimmed_to, dropped=body.dropped)
+    index.rows, index.starts, index.positions, index.offsets = map(column_from, body.index)
+    _check_index(index)
+    index.continue_after_restore()
+    return index
+
+
+def _check_index(index: VisibleIndex) -> None:
+    """What locating a version relies on. Bits are guarded by the checksum; this guards against a wrong writer."""
+    lengths = {len(index.starts), len(index.positions), len(index.offsets)}
+    if len(lengths) != 1 or bool(index.rows) != bool(index.starts):
+        raise Malformed("snapshot index", expected="stretches of equal length", found=sorted(lengths))
+    if not 0 <= index.trimmed_to <= index.end or bool(index.rows) != (index.trimmed_to < index.end):
+        raise Malformed("snapshot index", expected="rows for what was not trimmed", found=len(index.rows))
+    if index.rows and not (index.starts[0] == index.dropped and _ascends(index.rows, index.end)):
+        raise Malformed("snapshot index", expected="ascending rows from the first one kept", found=index.rows[0])
+
+
+def _ascends(rows: array[int], end: int) -> bool:
+    following = rows[1:]
+    following.append(end + 1)
+    return rows[0] >= 1 and all(map(int.__lt__, rows, following))
+
+
+def _restore_transactions(transactions: Transactions, body: _Body) -> None:
+    transactions.decided = Recent.from_columns(body.bounds.decided_transactions, *body.decided)
+    for packed in body.opened:
+        transaction = transactions.opened[packed.txn] = OpenTransaction(packed.deadline_ms)
+        positions, counts = column_from(packed.positions), column_from(packed.counts)
+        if len(positions) != len(counts):
+            raise Malformed("snapshot transaction", expected=f"{len(positions)} counts", found=len(counts))
+        for position, count in zip(positions, counts, strict=True):
+            transaction.add(position=position, count=count)

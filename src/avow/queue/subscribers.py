@@ -1,0 +1,65 @@
+"""How far each subscriber has come in one lane.
+
+A cursor says "everything up to this version is dealt with". The same cursor may be reported twice, late, or by two
+processes of one subscriber in either order, so a cursor only moves forward (the larger version wins). Moving back is
+a decision of a person and a command of its own, `reset`.
+
+A subscriber with a *hold* pins retention: nothing it has not passed may be removed. Without a hold its cursor takes
+part only in the rule "all subscribers have passed". A cursor beyond the end of the lane cannot be honest: whatever the
+subscriber has read was committed before its cursor was logged, so such a command is refused.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from avow.queue.commands import CursorCommand
+from avow.queue.outcomes import Outcome
+
+
+class Subscriber(Struct, frozen=True, array_like=True, gc=False):
+    version: int
+    hold: bool
+
+
+class Subscribers:
+    __slots__ = ("by_name", "count_max")
+
+    def __init__(self, count_max: int) -> None:
+        self.count_max = count_max
+        self.by_name: dict[str, Subscriber] = {}
+
+    def settled(self, command: CursorCommand, *, end: int) -> Outcome | None:
+        """The refusal, or None if the command would be performed."""
+        if command.remove:
+            return None
+        if command.version > end:
+            return Outcome("INVALID_REQUEST")
+        if command.subscriber not in self.by_name and len(self.by_name) >= self.count_max:
+            return Outcome("TOO_MANY")
+        return None
+
+    def perform(self, command: CursorCommand) -> Outcome:
+        """After `settled` gave None. Removing a subscriber that is not there is done already."""
+        name = command.subscriber
+        if command.remove:
+            self.by_name.pop(name, None)
+            return Outcome()
+        before = self.by_name.get(name, Subscriber(0, hold=False))
+        version = command.version if command.reset else max(before.version, command.version)
+        hold = before.hold if command.hold is None else command.hold
+        self.by_name[name] = Subscriber(version, hold=hold)
+        return Outcome("", 0, version)
+
+    def held_at(self) -> int | None:
+        """The lowest cursor with a hold: nothing after it may be removed."""
+        return min((s.version for s in self.by_name.values() if s.hold), default=None)
+
+    def passed_by_all(self) -> int:
+        """What every subscriber is past; 0 if there is none, because then nobody has read anything yet."""
+        return min((s.version for s in self.by_name.values()), default=0)
+
+    def copy(self) -> Subscribers:
+        other = Subscribers(self.count_max)
+        other.by_name = dict(self.by_name)
+        return other

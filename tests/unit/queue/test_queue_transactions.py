@@ -1,0 +1,132 @@
+"""Staged writes: invisible, then all at once or not at all, and decided once."""
+
+from __future__ import annotations
+
+import pytest
+from queue_entries import TINY, Step, apply_all, command, data, discard, publish, stage
+
+from avow.queue.commands import TransactionCommand
+from avow.queue.outcomes import Outcome
+from avow.queue.state import QueueState
+from avow.queue.transactions import Decision
+from avow.wire.messages import Kind
+
+
+def test_staged_batches_are_invisible_until_published_and_then_follow_the_end_in_stage_order() -> None:
+    state = QueueState()
+    apply_all(state, stage(b"t", 1), data(2), stage(b"u", 1), stage(b"t", 2))
+    assert state.end == 2
+    assert apply_all(state, publish(b"t"), publish(b"u")) == [Outcome("", 3, 5), Outcome("", 6, 6)]
+    assert [state.locate(version) for version in range(1, 7)] == [(2, 0), (2, 1), (1, 0), (4, 0), (4, 1), (3, 0)]
+
+
+def test_a_discarded_transaction_is_never_seen() -> None:
+    state = QueueState()
+    assert apply_all(state, stage(b"t", 3), discard(b"t"), data(1))[1:] == [Outcome(), Outcome("", 1, 1)]
+
+
+@pytest.mark.parametrize("decide", [publish, discard])
+def test_the_same_decision_again_is_answered_like_the_first_time(decide: type[Step]) -> None:
+    state = QueueState()
+    _, first, _, again = apply_all(state, stage(b"t", 2), decide(b"t"), data(1), decide(b"t"))
+    assert first == again
+    assert not first.code
+
+
+def test_the_other_decision_afterwards_is_told_what_was_decided() -> None:
+    state = QueueState()
+    outcomes = apply_all(
+        state, data(1), stage(b"p", 2), stage(b"d", 2), publish(b"p"), discard(b"d"), discard(b"p"), publish(b"d")
+    )
+    assert outcomes[-2:] == [Outcome("ALREADY_DECIDED", 2, 3), Outcome("ALREADY_DECIDED", 0, 0)]
+    assert state.end == 3
+
+
+def test_a_stage_after_the_decision_is_refused_and_told_the_decision() -> None:
+    state = QueueState()
+    apply_all(state, stage(b"p", 2), stage(b"d", 2), publish(b"p"), discard(b"d"))
+    late = apply_all(state, stage(b"p", 1), stage(b"d", 1))
+    assert late == [Outcome("ALREADY_DECIDED", 1, 2), Outcome("ALREADY_DECIDED", 0, 0)]
+
+
+def test_publishing_what_nobody_staged_is_refused_and_leaves_the_name_free() -> None:
+    state = QueueState()
+    outcomes = apply_all(state, publish(b"t"), stage(b"t", 1), publish(b"t"))
+    assert outcomes == [Outcome("UNKNOWN_TRANSACTION"), Outcome(), Outcome("", 1, 1)]
+
+
+def test_discarding_what_nobody_staged_keeps_a_late_stage_out() -> None:
+    state = QueueState()
+    assert apply_all(state, discard(b"t"), stage(b"t", 1)) == [Outcome(), Outcome("ALREADY_DECIDED")]
+
+
+def test_a_transaction_without_messages_is_published_at_an_empty_range() -> None:
+    state = QueueState()
+    _, _, first, again, other = apply_all(state, data(2), stage(b"t", 0), publish(b"t"), publish(b"t"), discard(b"t"))
+    assert first == again == Outcome("", 3, 2)
+    assert other == Outcome("ALREADY_DECIDED", 3, 2)
+
+
+def test_deadlines_name_transactions_in_the_order_they_were_opened_and_the_latest_holds() -> None:
+    state = QueueState()
+    apply_all(
+        state,
+        stage(b"b", 1, deadline_ms=50),
+        stage(b"a", 1, deadline_ms=40),
+        stage(b"c", 1, deadline_ms=60),
+        stage(b"a", 1, deadline_ms=90),
+        stage(b"c", 1, deadline_ms=10),
+    )
+    assert state.expired(49) == []
+    assert state.expired(50) == [b"b"]
+    assert state.expired(60) == [b"b", b"c"]
+    assert state.expired(90) == [b"b", b"a", b"c"]
+
+
+def test_a_deadline_discards_through_the_log_and_says_so() -> None:
+    state = QueueState()
+    expire = command(Kind.DISCARD, TransactionCommand(b"t", "deadline"))
+    outcomes = apply_all(state, stage(b"t", 1), expire, expire, publish(b"t"))
+    assert outcomes[1:] == [Outcome(), Outcome(), Outcome("ALREADY_DECIDED")]
+    assert state.transactions.decided.get(b"t") == Decision("expired")
+    assert state.expired(10_000) == []
+
+
+def test_a_deadline_that_lost_against_a_publish_changes_nothing() -> None:
+    state = QueueState()
+    expire = command(Kind.DISCARD, TransactionCommand(b"t", "deadline"))
+    outcomes = apply_all(state, stage(b"t", 2), publish(b"t"), expire)
+    assert outcomes[2] == Outcome("ALREADY_DECIDED", 1, 2)
+    assert state.end == 2
+
+
+def test_open_transactions_and_their_batches_are_bounded() -> None:
+    state = QueueState(bounds=TINY)
+    outcomes = apply_all(state, stage(b"a", 1), stage(b"b", 1), stage(b"c", 1), stage(b"a", 1), stage(b"a", 1))
+    assert [outcome.code for outcome in outcomes] == ["", "", "TOO_MANY", "", "TOO_MANY"]
+    assert apply_all(state, publish(b"a"), stage(b"c", 1)) == [Outcome("", 1, 2), Outcome()]
+
+
+def test_decisions_are_forgotten_oldest_first() -> None:
+    state = QueueState(bounds=TINY)
+    apply_all(state, discard(b"a"), discard(b"b"), discard(b"c"))
+    outcomes = apply_all(state, publish(b"a"), publish(b"b"), publish(b"c"))
+    assert [outcome.code for outcome in outcomes] == ["UNKNOWN_TRANSACTION", "ALREADY_DECIDED", "ALREADY_DECIDED"]
+
+
+def test_a_stage_without_messages_keeps_nothing_of_the_log() -> None:
+    state = QueueState()
+    apply_all(state, stage(b"t", 0), data(1))
+    assert state.log_needed_from() == 2
+
+
+def test_open_staged_batches_keep_their_part_of_the_log() -> None:
+    state = QueueState()
+    apply_all(state, data(1), stage(b"t", 1), data(1), discard(b"x"))
+    assert state.log_needed_from() == 1
+    state.visible.trim(2)
+    assert state.log_needed_from() == 2
+    apply_all(state, publish(b"t"))
+    assert state.log_needed_from() == 2
+    state.visible.trim(3)
+    assert state.log_needed_from() == state.position + 1
