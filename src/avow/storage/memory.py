@@ -1,0 +1,277 @@
+"""A store without a disk, for simulators and tests: the same promises, at memory speed.
+
+A simulated cluster spends much of its time here, so `write` only appends and `sync` folds each operation once, into
+plain lists. What makes it worth having is that it fails like a disk:
+
+    sync(upto)           makes the first writes durable, in order, and runs their callbacks
+    crash(keep, torn)    a power cut: what was pending is lost, except its first writes and some operations of the next
+    damage(lane, pos)    an entry that was stored can no longer be read
+    full = True          entries are refused with DiskFull; promises still go through
+
+Nothing here copies entries: they are immutable, and lists of them are copied only when handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from avow.errors import DiskFull, StorageDamaged, Trimmed
+from avow.replication.effects import (
+    LaneImage,
+    Persist,
+    SaveCut,
+    SaveEntries,
+    SaveFence,
+    SaveRun,
+    SaveSnapshot,
+    SaveState,
+    SaveTrim,
+)
+from avow.storage.store import StoreImage, StoreStatistics, Then, _receipt, entry_size_bytes
+from avow.wire.messages import Entry, Snapshot
+
+
+class MemoryLane:
+    """`entries[0]` is at position base + 1. `lost_upto`: the lane once reached there and could not be read."""
+
+    __slots__ = ("base", "damaged", "decided_end", "entries", "fenced", "lost_upto", "promised", "snapshot", "stamped")
+
+    def __init__(self) -> None:
+        self.promised = 0
+        self.stamped = 0
+        self.snapshot: Snapshot | None = None
+        self.base = 0
+        self.entries: list[Entry] = []
+        self.damaged: set[int] = set()
+        self.lost_upto = 0
+        self.fenced = False
+        self.decided_end = -1
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.entries)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Contiguous entries, replacing what the lane held from the first one's position on."""
+        held = self.entries
+        keep = entries[0].position - self.base - 1
+        if keep != len(held):
+            self._cut(keep)
+        held += entries
+
+    def cut(self, end: int) -> None:
+        if self.snapshot is not None and end < self.snapshot.position:
+            raise ValueError(f"a cut at {end} lies below the snapshot at {self.snapshot.position}")
+        self.lost_upto = min(self.lost_upto, end)
+        if end < self.end:
+            self._cut(end - self.base)
+
+    def _cut(self, keep: int) -> None:
+        if not 0 <= keep <= len(self.entries):
+            raise ValueError(f"the lane holds {self.base + 1} to {self.end}; {self.base + keep + 1} leaves a gap")
+        del self.entries[keep:]
+        if self.damaged:
+            self.damaged = {position for position in self.damaged if position <= self.base + keep}
+
+    def take_snapshot(self, snapshot: Snapshot, *, reset: bool) -> None:
+        if reset:
+            self.snapshot, self.base, self.entries, self.damaged = snapshot, snapshot.position, [], set()
+        elif snapshot.position > self.end:
+            raise ValueError(f"a snapshot at {snapshot.position} of a lane that ends at {self.end}")
+        elif self.snapshot is None or snapshot.position > self.snapshot.position:
+            self.snapshot = snapshot
+
+    def trim(self, upto: int) -> None:
+        """Never beyond the newest snapshot: without it the entries are the only copy of the state."""
+        upto = min(upto, 0 if self.snapshot is None else self.snapshot.position)
+        if upto > self.base:
+            del self.entries[: upto - self.base]
+            self.base = upto
+
+    def settle_damage(self) -> None:
+        """What a restart does: the lane ends before its first unreadable entry, and remembers how far it went."""
+        applied = 0 if self.snapshot is None else self.snapshot.position
+        first = min((p for p in self.damaged if p > applied), default=0)
+        if first:
+            self.lost_upto = max(self.lost_upto, self.end)
+            self._cut(first - 1 - self.base)
+
+    def image(self) -> LaneImage:
+        applied = 0 if self.snapshot is None else self.snapshot.position
+        return LaneImage(
+            promised=self.promised,
+            stamped=self.stamped,
+            snapshot=self.snapshot,
+            entries=self.entries[applied - self.base :],
+            damaged_from=self.end + 1 if self.lost_upto > self.end else 0,
+            fenced=self.fenced,
+            decided_end=self.decided_end,
+        )
+
+    def copy(self) -> MemoryLane:
+        twin = MemoryLane()
+        twin.promised, twin.stamped, twin.snapshot = self.promised, self.stamped, self.snapshot
+        twin.base, twin.entries, twin.damaged = self.base, self.entries.copy(), self.damaged.copy()
+        twin.lost_upto, twin.fenced, twin.decided_end = self.lost_upto, self.fenced, self.decided_end
+        return twin
+
+
+class MemoryStore:
+    """See the module's head. Not safe to share between threads; it does not need to be."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.incarnation = 0
+        self._lanes: dict[int, MemoryLane] = {}
+        self._pending: list[tuple[Sequence[Persist], Then]] = []
+        self._writes = self._operations = self._syncs = self._damage_found = 0
+
+    @property
+    def pending(self) -> int:
+        """Writes that wait for a sync."""
+        return len(self._pending)
+
+    def load(self) -> StoreImage:
+        damage: list[StorageDamaged] = []
+        for number, lane in self._lanes.items():
+            damage += [self._flaw(number, position) for position in sorted(lane.damaged)]
+            lane.settle_damage()
+        self._damage_found += len(damage)
+        return StoreImage(self.incarnation, {number: lane.image() for number, lane in self._lanes.items()}, damage)
+
+    def write(self, ops: Sequence[Persist], then: Then) -> None:
+        if self.full and any(type(op) is SaveEntries for op in ops):
+            raise DiskFull("the disk is full; nothing was stored. Free space, then try again")
+        self._pending.append((ops, then))
+
+    def sync(self, upto: int | None = None) -> None:
+        """Make the first `upto` pending writes durable (all of them by default), then run their callbacks in order."""
+        if upto is None:
+            synced, self._pending = self._pending, []
+        else:
+            synced = self._pending[:upto]
+            del self._pending[:upto]
+        if not synced:
+            return
+        for ops, _ in synced:
+            self._operations += len(ops)
+            for op in ops:
+                self._fold(op)
+        self._writes += len(synced)
+        self._syncs += 1
+        receipt = _receipt(self._syncs)
+        for _, then in synced:
+            then(receipt)
+
+    def _fold(self, op: Persist) -> None:
+        kind = type(op)
+        if kind is SaveRun:
+            self.incarnation = op.incarnation  # type: ignore[union-attr]
+            return
+        lane = self._lanes.get(op.lane)  # type: ignore[union-attr]
+        if lane is None:
+            lane = self._lanes[op.lane] = MemoryLane()  # type: ignore[union-attr]
+        if kind is SaveEntries:
+            lane.append(op.entries)  # type: ignore[union-attr]
+        else:
+            _fold_rare(lane, op)
+
+    def crash(self, *, keep: int = 0, torn: int = 0) -> MemoryStore:
+        """A power cut: the first `keep` pending writes survive, and of the next one its first `torn` operations.
+
+        No callback runs. Returns the store as the next run finds it; this one must not be used any more.
+        """
+        survivor = MemoryStore()
+        survivor.full, survivor.incarnation, survivor._lanes = self.full, self.incarnation, self._lanes
+        for ops, _ in self._pending[:keep]:
+            for op in ops:
+                survivor._fold(op)
+        for ops, _ in self._pending[keep : keep + 1]:
+            for op in ops[:torn]:
+                survivor._fold(op)
+        self._pending, self._lanes = [], {}
+        return survivor
+
+    def damage(self, lane: int, position: int) -> None:
+        """The synced entry at `position` can no longer be read. The next load says so."""
+        held = self._lanes[lane]
+        if not held.base < position <= held.end:
+            raise ValueError(f"lane {lane} holds {held.base + 1} to {held.end}, not {position}")
+        held.damaged.add(position)
+
+    def durable(self, lane: int, position: int) -> Entry | None:
+        """The synced entry at `position`, damaged or not; None when there is none (any more)."""
+        held = self._lanes.get(lane)
+        if held is None or not held.base < position <= held.end:
+            return None
+        return held.entries[position - held.base - 1]
+
+    def lost_upto(self, lane: int) -> int:
+        """How far the lane once reached if a restart found it damaged since; 0: undamaged."""
+        held = self._lanes.get(lane)
+        return 0 if held is None else held.lost_upto
+
+    def read(self, lane: int, *, after: int, max_entries: int, max_bytes: int) -> list[Entry]:
+        held = self._seen(lane)
+        if after < held.base:
+            raise Trimmed(f"lane {lane} is held from {held.base + 1} on; {after + 1} was trimmed. Start from there")
+        found: list[Entry] = []
+        room = max_bytes
+        for entry in held.entries[after - held.base : after - held.base + max_entries]:
+            room -= entry_size_bytes(entry)
+            if found and room < 0:
+                break
+            if entry.position in held.damaged:
+                if found:
+                    break
+                raise self._flaw(lane, entry.position)
+            found.append(entry)
+        return found
+
+    def _seen(self, number: int) -> MemoryLane:
+        """The lane with what is pending folded in. Only copied when something is pending for it."""
+        lane = self._lanes.get(number) or MemoryLane()
+        waiting = [op for ops, _ in self._pending for op in ops if getattr(op, "lane", None) == number]
+        if not waiting:
+            return lane
+        seen = lane.copy()
+        for op in waiting:
+            if isinstance(op, SaveEntries):
+                seen.append(op.entries)
+            else:
+                _fold_rare(seen, op)
+        return seen
+
+    def _flaw(self, lane: int, position: int) -> StorageDamaged:
+        return StorageDamaged(file=f"memory/lane-{lane}", position=position, expected="entry", found="damage")
+
+    def statistics(self) -> StoreStatistics:
+        held = [entry for lane in self._lanes.values() for entry in lane.entries]
+        return StoreStatistics(
+            writes=self._writes,
+            operations=self._operations,
+            syncs=self._syncs,
+            pending_writes=len(self._pending),
+            lanes=len(self._lanes),
+            entries_held=len(held),
+            size_bytes=sum(map(entry_size_bytes, held)),
+            full=self.full,
+            damage_found=self._damage_found,
+        )
+
+    def close(self) -> None:
+        self.sync()
+
+
+def _fold_rare(lane: MemoryLane, op: Persist) -> None:
+    """Every operation on a lane but SaveEntries, which the stores test for first because it is nearly all of them."""
+    if isinstance(op, SaveState):
+        lane.promised, lane.stamped = op.promised, op.stamped
+    elif isinstance(op, SaveCut):
+        lane.cut(op.end)
+    elif isinstance(op, SaveSnapshot):
+        lane.take_snapshot(op.snapshot, reset=op.reset)
+    elif isinstance(op, SaveTrim):
+        lane.trim(op.upto)
+    elif isinstance(op, SaveFence):
+        lane.fenced, lane.decided_end = True, max(lane.decided_end, op.end)

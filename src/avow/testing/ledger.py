@@ -1,0 +1,206 @@
+"""The checkers: one ledger of what the whole cluster decided, written by whichever peer commits first.
+
+    agreement         two peers committed different entries at one position, or drew different conclusions from one
+    not stored        an entry was committed that a quorum does not hold on disk
+    phantom           an entry nobody asked for
+    lost              an acknowledged write is not in the ledger, or not where the client was told
+    twice             one write id took effect twice
+    expected          a compare-and-append took effect elsewhere, or was refused with a cursor that was never the end
+    refused happened  a write was refused for good and took effect all the same
+    real time         an operation does not see what was acknowledged before it began
+    monotonic         a cursor went back
+    no progress       after everything was healed, clients still wait or peers still differ
+
+The rules of a queue are written down here a second time, as plainly as possible and without looking at `avow.queue`, so
+that a mistake there shows up as a difference. Everything is checked when it happens, not at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from avow.queue import commands
+from avow.queue.outcomes import Outcome
+from avow.wire.messages import Entry, Kind
+
+
+class Violation(AssertionError):
+    """A promise was broken. `kind` is one of the names in the head of this module."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(f"{kind}: {what}")
+        self.kind = kind
+
+
+class Expectation(Struct):
+    """What a client is entitled to hear about one write, from the moment it first asks."""
+
+    write_id: bytes
+    kind: int
+    count: int
+    expected: int
+    floor: int  # the highest version acknowledged to anyone before the first attempt
+    txn: bytes = b""  # of a publish or discard
+
+
+class Rules:
+    """What committed entries mean, the slow and obvious way."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.outcomes: dict[bytes, Outcome] = {}
+        self.staged: dict[bytes, int] = {}
+        self.decided: dict[bytes, Outcome] = {}
+        self.cursors: dict[str, int] = {}
+
+    def apply(self, entry: Entry) -> Outcome:
+        known = self.outcomes.get(entry.write_id) if entry.write_id else None
+        if known is not None:
+            return known
+        outcome = self._take_effect(entry)
+        if entry.write_id:
+            self.outcomes[entry.write_id] = outcome
+        return outcome
+
+    def _take_effect(self, entry: Entry) -> Outcome:
+        if entry.kind == Kind.DATA:
+            return self._show(entry.count)
+        if entry.kind in (Kind.STAGE, Kind.PUBLISH, Kind.DISCARD):
+            return self._transaction(entry)
+        if entry.kind == Kind.CURSOR:
+            command = commands.decode(entry.kind, entry.control)
+            assert isinstance(command, commands.CursorCommand)
+            version = min(command.version, self.end)
+            at = self.cursors[command.subscriber] = max(self.cursors.get(command.subscriber, 0), version)
+            return Outcome("", 0, at)
+        return Outcome()
+
+    def _show(self, count: int) -> Outcome:
+        first = self.end + 1
+        self.end += count
+        return Outcome("", first, self.end)
+
+    def _transaction(self, entry: Entry) -> Outcome:
+        command = commands.decode(entry.kind, entry.control)
+        txn: bytes = command.txn  # type: ignore[attr-defined]
+        decided = self.decided.get(txn)
+        if entry.kind == Kind.STAGE:
+            if decided is not None:
+                return Outcome("ALREADY_DECIDED", decided.first_version, decided.last_version)
+            self.staged[txn] = self.staged.get(txn, 0) + entry.count
+            return Outcome()
+        if decided is not None:
+            same = (entry.kind == Kind.PUBLISH) == bool(decided.first_version)
+            return decided if same else Outcome("ALREADY_DECIDED", decided.first_version, decided.last_version)
+        if entry.kind == Kind.PUBLISH and txn not in self.staged:
+            return Outcome("UNKNOWN_TRANSACTION")
+        count = self.staged.pop(txn, 0)
+        self.decided[txn] = self._show(count) if entry.kind == Kind.PUBLISH else Outcome()
+        return self.decided[txn]
+
+
+class Ledger:
+    """Everything committed, and every promise given about it."""
+
+    def __init__(self, stored_by_quorum: Callable[[int, Entry], bool]) -> None:
+        self._stored_by_quorum = stored_by_quorum
+        self.rules = Rules()
+        self.entries: list[Entry] = []
+        self.outcomes: list[Outcome] = []
+        self.asked: dict[bytes, Expectation] = {}
+        self.refused: set[bytes] = set()
+        self.acked_end = 0
+        self.acknowledged = 0
+        self._cursors: dict[tuple[int, str], int] = {}
+
+    def ask(self, *, write_id: bytes, kind: int, count: int, expected: int, txn: bytes = b"") -> Expectation:
+        asked = self.asked[write_id] = Expectation(write_id, kind, count, expected, self.acked_end, txn)
+        return asked
+
+    def committed(self, peer: int, entry: Entry, outcome: Outcome) -> None:
+        """A peer applied this entry and drew this conclusion."""
+        position = entry.position
+        if position <= len(self.entries):
+            mine = self.entries[position - 1]
+            if mine is not entry and mine != entry:
+                raise Violation("agreement", f"position {position}: peer {peer} committed {entry}, another {mine}")
+            if self.outcomes[position - 1] != outcome:
+                other = self.outcomes[position - 1]
+                raise Violation("agreement", f"position {position}: peer {peer} concludes {outcome}, another {other}")
+            return
+        if position != len(self.entries) + 1:
+            raise Violation("agreement", f"peer {peer} committed {position} after {len(self.entries)}")
+        self._first_commit(peer, entry, outcome)
+
+    def _first_commit(self, peer: int, entry: Entry, outcome: Outcome) -> None:
+        write_id = entry.write_id
+        if write_id and (write_id not in self.asked or self.asked[write_id].kind != entry.kind):
+            raise Violation("phantom", f"position {entry.position} holds {write_id!r}, which nobody wrote")
+        if entry.kind in (Kind.DATA, Kind.STAGE) and not write_id:
+            raise Violation("phantom", f"position {entry.position} holds messages without a writer")
+        if not self._stored_by_quorum(peer, entry):
+            raise Violation("not stored", f"peer {peer} committed {entry.position} without a quorum of durable copies")
+        repeated = write_id in self.rules.outcomes
+        before = self.rules.end
+        concluded = self.rules.apply(entry)
+        if concluded != outcome:
+            raise Violation("agreement", f"position {entry.position}: peer concludes {outcome}, the rules {concluded}")
+        if repeated and self.rules.end != before:
+            raise Violation("twice", f"{write_id!r} took effect again at position {entry.position}")
+        if write_id in self.refused and not repeated and not outcome.code:
+            raise Violation("refused happened", f"{write_id!r} at position {entry.position}")
+        expected = self.asked[write_id].expected if write_id else -1
+        if expected >= 0 and not repeated and not outcome.code and outcome.first_version != expected + 1:
+            raise Violation("expected", f"{write_id!r} expected {expected}, got version {outcome.first_version}")
+        self.entries.append(entry)
+        self.outcomes.append(outcome)
+
+    # ------------------------------------------------------------------ what clients were told
+
+    def acknowledge(self, asked: Expectation, first: int, last: int) -> None:
+        outcome = self.rules.outcomes.get(asked.write_id)
+        if outcome is None and asked.txn:  # answered from a decision taken before: nothing had to be stored
+            outcome = self.rules.decided.get(asked.txn)
+        if outcome is None or (outcome.first_version, outcome.last_version) != (first, last) or outcome.code:
+            raise Violation("lost", f"{asked.write_id!r} was acknowledged as {first}..{last}; the ledger has {outcome}")
+        if asked.kind in (Kind.DATA, Kind.PUBLISH) and last >= first:
+            if first <= asked.floor:
+                raise Violation(
+                    "real time", f"{asked.write_id!r} got {first}, but {asked.floor} was acknowledged before"
+                )
+            self.acked_end = max(self.acked_end, last)
+        self.acknowledged += 1
+
+    def refuse(self, asked: Expectation, code: str, cursor: int) -> None:
+        """A refusal that ends the matter: this write id must never take effect."""
+        outcome = self.rules.outcomes.get(asked.write_id)
+        if outcome is not None and not outcome.code:
+            raise Violation("refused happened", f"{asked.write_id!r} was refused with {code} after it took effect")
+        if code == "NOT_EQUAL":
+            if cursor == asked.expected:
+                raise Violation("expected", f"{asked.write_id!r} was refused although the lane ended at {cursor}")
+            if not asked.floor <= cursor <= self.rules.end:
+                raise Violation(
+                    "expected", f"{asked.write_id!r} was told {cursor}; it was never the end since it asked"
+                )
+        self.refused.add(asked.write_id)
+
+    def read(self, *, level: str, floor: int, end: int) -> None:
+        """A reader was told that everything up to `end` is visible."""
+        if end > self.rules.end:
+            raise Violation("phantom", f"a {level} read saw version {end}; only {self.rules.end} are committed")
+        if end < floor:
+            raise Violation("real time", f"a {level} read saw {end} after {floor} was acknowledged")
+
+    def cursor(self, peer: int, name: str, version: int) -> None:
+        """A cursor as one run of a peer shows it."""
+        before = self._cursors.get((peer, name), 0)
+        if version < before:
+            raise Violation("monotonic", f"cursor {name} at peer {peer} went from {before} back to {version}")
+        self._cursors[peer, name] = version
+
+    def restarted(self, peer: int) -> None:
+        for key in [key for key in self._cursors if key[0] == peer]:
+            del self._cursors[key]

@@ -1,0 +1,302 @@
+"""Deliberate mistakes, one at a time: the proof that the checkers see what matters.
+
+Each mutation breaks a single rule, by overriding the method that states it, and must be caught within a bounded number
+of seeds. A mutation that survives means that the simulator is blind there, or that the rule is not needed. Nothing
+here is reachable from a peer.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from avow.peer.lane import Asker
+from avow.peer.queue_lane import QueueLane
+from avow.queue.commands import CursorCommand
+from avow.queue.outcomes import Outcome
+from avow.queue.projection import Refusal as Foreseen
+from avow.queue.subscribers import Subscribers
+from avow.queue.write_ids import Recent
+from avow.replication.effects import Effects, SaveState
+from avow.replication.membership import Members
+from avow.replication.two_phase.claim import DONE, WAIT, Claiming
+from avow.replication.two_phase.core import TwoPhaseCore
+from avow.storage.memory import MemoryStore
+from avow.testing.naive import NaiveSimulation
+from avow.testing.plan import draw_plan
+from avow.testing.two_phase import TwoPhaseSimulation, Verdict
+from avow.testing.world import Landed, Machine, World
+from avow.wire.messages import Entry
+
+
+class Mutation(Struct, frozen=True):
+    """`listed`: named by the design; the others are added here. `seeds_max`: where a hunt gives up."""
+
+    name: str
+    what: str
+    simulation: type[TwoPhaseSimulation]
+    listed: bool = False
+    seeds_max: int = 4_000
+
+
+class Caught(Struct, frozen=True):
+    name: str
+    what: str
+    strategy: str
+    listed: bool
+    seeds: int  # needed; 0: it survived
+    violation: str
+
+
+# ------------------------------------------------------------------ worlds
+
+
+class AckBeforeSyncWorld(World[QueueLane]):
+    def _carry_out(self, machine: Machine[QueueLane], effects: Effects) -> None:
+        super()._carry_out(machine, Effects(0, effects.sends_now + effects.sends_synced, [], []))
+        if effects.ticket and machine.replica is not None:
+            machine.store.write(effects.persist, Landed(self, machine, Effects(0, [], [], [])))
+            if not machine.syncing:
+                self._plan_sync(machine)
+            machine.replica.persisted(effects.ticket)
+
+
+class WipedPeerWorld(World[QueueLane]):
+    """A peer whose folder was emptied comes back under its old name."""
+
+    def crash(self, machine: Machine[QueueLane]) -> None:
+        super().crash(machine)
+        if self.rng.random() < 0.3:
+            kept = machine.store.load().lanes[1].snapshot if machine.store.load().lanes else None
+            machine.store = MemoryStore()
+            if kept is not None:
+                from avow.replication.effects import SaveSnapshot
+                from avow.wire.messages import Snapshot
+
+                first = Snapshot(0, 0, kept.voters, kept.learners, b"")
+                machine.store.write([SaveSnapshot(1, first, reset=True)], lambda _proof: None)
+                machine.store.sync()
+
+
+# ------------------------------------------------------------------ cores
+
+
+class HalfQuorum(TwoPhaseCore):
+    def _quorum(self, n: int) -> int:
+        return max(1, n // 2)
+
+
+class RandomPromise(Claiming):
+    """One answer of the quorum, whichever, instead of the freshest."""
+
+    def decide(self, voters: tuple[int, ...]) -> int:
+        if self.me not in self.answers or not self._is_quorum(voters):
+            return WAIT
+        chosen = sorted(self.answers)[self.ballot // 65536 % len(self.answers)]
+        return DONE if chosen == self.me or self.answers[chosen] == self.freshness else chosen
+
+
+class AdoptRandomPromise(TwoPhaseCore):
+    claim_class = RandomPromise
+
+
+class NoCutAtStamp(TwoPhaseCore):
+    def _stamp(self, ballot: int, matched: int) -> None:  # noqa: ARG002
+        self._save_state(promised=self.promised, stamped=ballot)
+
+
+class NoPreviousEntryCheck(TwoPhaseCore):
+    def _continues(self, after: int, origin: int) -> bool:  # noqa: ARG002
+        return after <= self.log.end
+
+
+class StampOnFirstPiece(TwoPhaseCore):
+    def _may_stamp(self, matched: int, takeover_end: int) -> bool:  # noqa: ARG002
+        return True
+
+
+class CountUnstamped(TwoPhaseCore):
+    def _counts_unstamped(self) -> bool:
+        return True
+
+
+class ForgetPromises(TwoPhaseCore):
+    def drain(self) -> Effects | None:
+        self._persist = [
+            SaveState(op.lane, op.stamped, op.stamped) if isinstance(op, SaveState) else op for op in self._persist
+        ]
+        return super().drain()
+
+
+class DamageIsAbsence(TwoPhaseCore):
+    """A log that lost entries is taken for a short one."""
+
+    @property
+    def repairing(self) -> bool:
+        return False
+
+
+class UnconfirmedReads(TwoPhaseCore):
+    def read_index(self, request: int) -> None:
+        self.reads_done.append((request, self.committed))
+
+
+class CommitUnmatched(TwoPhaseCore):
+    """A follower believes the cursor for whatever its log holds there."""
+
+    def _learn(self, cursor: int) -> None:
+        upto = min(cursor, self.persisted_end)
+        if upto > self.committed:
+            self.committed = upto
+
+
+class ManyMembersAtOnce(TwoPhaseCore):
+    def _check_may_change(self, wanted: Members) -> None:
+        """Anything goes, at any time."""
+
+    def change_members(self, wanted: Members) -> int:
+        if len(wanted.voters) > len(self.members.voters):  # everyone at once, caught up or not
+            wanted = Members((*wanted.voters, *(p for p in wanted.learners)), ())
+        elif not wanted.learners and len(wanted.voters) > 1:
+            wanted = Members(wanted.voters[:1], ())
+        return super().change_members(wanted)
+
+
+# ------------------------------------------------------------------ compositions and states
+
+
+class UnconfirmedRefusal(QueueLane):
+    def _refuse(self, asker: Asker, refusal: Foreseen) -> None:
+        from avow.peer.answers import Refusal
+
+        self._answer(asker, Refusal(refusal.code, refusal.last_version))
+
+
+class RefuseWhatIsUnknown(QueueLane):
+    """A coordinator that loses its place tells its clients "no" instead of "unknown"."""
+
+    def _role_changed(self, ballot: int) -> None:
+        from avow.peer.answers import Refusal
+
+        writers, self._writers = self._writers, {}
+        for waiting in writers.values():
+            for asker in waiting:
+                self._answer(asker, Refusal("ALREADY_DECIDED"))
+        super()._role_changed(ballot)
+
+
+class AnswerWhenStored(QueueLane):
+    """The coordinator answers when its own disk has the entry."""
+
+    def persisted(self, ticket: int) -> None:
+        super().persisted(ticket)
+        for position in [p for p in self._writers if p <= self.core.persisted_end]:
+            entry = self.core.log.entry(position)
+            self._tell(self._writers.pop(position), Outcome("", self.state.end + 1, self.state.end + entry.count))
+
+
+class CommittedEndOnly(QueueLane):
+    """`expected` is compared with the committed end, not with what is in flight."""
+
+    def _foresee(self, write):  # type: ignore[no-untyped-def]
+        found = super()._foresee(write)
+        stale = isinstance(found, Foreseen) and found.code == "NOT_EQUAL" and write.expected == self.state.end
+        return None if stale else found
+
+
+class _NoMemory(Recent[Outcome]):
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.get = lambda _key, _default=None: None  # type: ignore[assignment]
+
+    def remember(self, key: bytes, value: Outcome) -> None:
+        """Forgets at once."""
+
+
+class ForgetWriteIds(QueueLane):
+    """A repeated write id is a new write."""
+
+    def _restore(self, snapshot: bytes) -> None:
+        super()._restore(snapshot)
+        self.state.write_ids = _NoMemory(1)
+
+    def _foresee(self, write):  # type: ignore[no-untyped-def]
+        found = super()._foresee(write)
+        return found if isinstance(found, Foreseen) else None
+
+
+class _LastCursorWins(Subscribers):
+    def perform(self, command: CursorCommand) -> Outcome:
+        return super().perform(CursorCommand(command.subscriber, max(0, command.version - 2), reset=True))
+
+
+class CursorsGoBack(QueueLane):
+    def _restore(self, snapshot: bytes) -> None:
+        super()._restore(snapshot)
+        backwards = _LastCursorWins(self.state.subscribers.count_max)
+        backwards.by_name = self.state.subscribers.by_name
+        self.state.subscribers = backwards
+
+
+class SnapshotWithoutTransactions(QueueLane):
+    """What is staged is left out of snapshots."""
+
+    def _take_snapshot(self) -> None:
+        opened, self.state.transactions.opened = self.state.transactions.opened, {}
+        super()._take_snapshot()
+        self.state.transactions.opened = opened
+
+
+def _with_core(core: type[TwoPhaseCore]) -> type[TwoPhaseSimulation]:
+    lane = type(f"{core.__name__}Lane", (QueueLane,), {"core_class": core})
+    return type(f"{core.__name__}Simulation", (TwoPhaseSimulation,), {"lane_class": lane})
+
+
+def _with_lane(lane: type[QueueLane]) -> type[TwoPhaseSimulation]:
+    return type(f"{lane.__name__}Simulation", (TwoPhaseSimulation,), {"lane_class": lane})
+
+
+def _with_world(world: type[World[QueueLane]]) -> type[TwoPhaseSimulation]:
+    return type(f"{world.__name__}Simulation", (TwoPhaseSimulation,), {"world_class": world})
+
+
+TWO_PHASE_MUTATIONS: tuple[Mutation, ...] = (
+    Mutation("naive", "the first text: no ballots, uncommitted values are overwritten", NaiveSimulation, True, 100),
+    Mutation("ack before sync", "messages leave before the sync they depend on", _with_world(AckBeforeSyncWorld), True),
+    Mutation("quorum n/2", "half of the voters are enough", _with_core(HalfQuorum), True),
+    Mutation("adopt one random promise", "not the freshest log of a quorum", _with_core(AdoptRandomPromise), True),
+    Mutation("no cut at the stamp", "leftovers stay behind the match", _with_core(NoCutAtStamp), True),
+    Mutation("no previous-entry check", "entries are stored wherever they fit", _with_core(NoPreviousEntryCheck), True),
+    Mutation("stamp on the first piece", "before the whole take-over log is here", _with_core(StampOnFirstPiece), True),
+    Mutation("count an unstamped peer", "a quorum of copies that nobody need find", _with_core(CountUnstamped), True),
+    Mutation("forget promises", "a promise is not written down", _with_core(ForgetPromises)),
+    Mutation("damage is absence", "a log that lost entries votes like a short one", _with_core(DamageIsAbsence)),
+    Mutation("unconfirmed reads", "a coordinator trusts that it still is one", _with_core(UnconfirmedReads)),
+    Mutation("commit what was not matched", "the cursor is believed for any entry", _with_core(CommitUnmatched)),
+    Mutation("many members at once", "changes that share no voter", _with_core(ManyMembersAtOnce)),
+    Mutation("wiped peer votes", "an emptied folder under its old name", _with_world(WipedPeerWorld)),
+    Mutation("answer when stored here", "one disk is enough", _with_lane(AnswerWhenStored)),
+    Mutation("unknown told as refused", "a lost coordinator says no", _with_lane(RefuseWhatIsUnknown)),
+    Mutation("refusal not confirmed", "NOT_EQUAL by a coordinator that was replaced", _with_lane(UnconfirmedRefusal)),
+    Mutation("expected against the committed end", "entries in flight do not count", _with_lane(CommittedEndOnly)),
+    Mutation("write ids forgotten", "a retry is a new write", _with_lane(ForgetWriteIds)),
+    Mutation(
+        "cursors go back", "a subscriber's cursor takes the last value, not the highest", _with_lane(CursorsGoBack)
+    ),
+    Mutation("snapshot without staged writes", "a restart forgets them", _with_lane(SnapshotWithoutTransactions)),
+)
+
+
+def hunt(mutation: Mutation, *, first_seed: int = 0) -> Caught:
+    """Run seeds until the mutation is caught, or its bound is reached."""
+    for tried in range(mutation.seeds_max):
+        verdict: Verdict = mutation.simulation(draw_plan(first_seed + tried)).run()
+        if verdict.violation:
+            return _caught(mutation, tried + 1, verdict.violation)
+    return _caught(mutation, 0, "")
+
+
+def _caught(mutation: Mutation, seeds: int, violation: str) -> Caught:
+    return Caught(mutation.name, mutation.what, mutation.simulation.strategy, mutation.listed, seeds, violation)
+
+
+__all__ = ["TWO_PHASE_MUTATIONS", "Caught", "Entry", "Mutation", "hunt"]

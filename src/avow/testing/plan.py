@@ -1,0 +1,106 @@
+"""What one seed decides before the first event: the cluster, its weather, its clients.
+
+Every number a simulation uses comes from here or from the one random stream that the plan's seed starts, so a seed is a
+complete description of a run. The weather is drawn once per seed rather than averaged over all of them: some seeds have
+a reliable network and many crashes, some no crash and a network that repeats and reorders everything.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from msgspec import Struct
+
+from avow.replication.tuning import Tuning
+
+MS: Final = 0.001
+
+
+class Plan(Struct, frozen=True):
+    seed: int
+    peers: int
+    spare_peers: int  # may join later
+    clients: int
+    ops_per_client: int
+    piece_entries: int
+    snapshot_every: int
+    loss: float
+    duplicate: float
+    delay_s: float  # a message takes between a tenth of this and all of it, sometimes ten times as much
+    straggler: float  # how often "sometimes" is
+    sync_s: float
+    think_s: float
+    fault_every_s: float
+    faults: tuple[str, ...]
+    skew_s: float
+    drift: float
+    duration_s: float
+    heal_s: float
+
+    beat_s: float
+    claim_s: float
+
+    @property
+    def tuning(self) -> Tuning:
+        return Tuning(
+            heartbeat_interval_s=self.beat_s,
+            heartbeat_fresh_s=5 * self.beat_s,
+            claim_delay_s=self.claim_s,
+            claim_jitter_s=self.claim_s,
+            owner_dead_after_s=3 * self.claim_s,
+            piece_entries=self.piece_entries,
+        )
+
+
+FAULTS: Final = (
+    "crash",
+    "crash mid effects",
+    "blink",
+    "isolate",
+    "split",
+    "one-way",
+    "slow disk",
+    "clock jump",
+    "damage",
+    "disk full",
+    "crash all",
+    "members",
+    "pause",
+)
+_ALWAYS: Final = ("crash", "isolate")
+_STORM: Final = ("crash", "blink", "blink", "isolate", "isolate", "split", "split", "one-way", "pause")
+
+
+def draw_plan(seed: int, *, peers: int = 0) -> Plan:
+    """The plan of a seed. `peers` 0: three or five, as the seed says."""
+    rng = Random(seed * 2 + 1)
+    size = peers or (3 if rng.random() < 0.6 else 5)
+    quiet = rng.random() < 0.1  # no fault at all: what goes wrong then is plain wrong
+    stormy = rng.random() < 0.5  # one coordinator after the other: take-over logs in small pieces, cut short
+    kinds = _STORM if stormy else tuple(kind for kind in FAULTS if kind in _ALWAYS or rng.random() < 0.45)
+    if stormy and rng.random() < 0.3:
+        kinds = (*kinds, *("members",) * 5)
+    return Plan(
+        seed=seed,
+        peers=size,
+        spare_peers=2 if size == 3 and "members" in kinds else 0,
+        clients=8 if stormy else rng.choice((2, 3, 4, 6)),
+        ops_per_client=rng.choice((12, 20, 30)),
+        piece_entries=1 if stormy else rng.choice((1, 2, 2, 64)),
+        snapshot_every=rng.choice((0, 0, 6, 15)),
+        loss=0.0 if quiet else rng.choice((0.0, 0.1, 0.3) if stormy else (0.0, 0.01, 0.05, 0.15)),
+        duplicate=0.0 if quiet else rng.choice((0.0, 0.01, 0.1)),
+        delay_s=rng.choice((2, 5) if stormy else (2, 8, 20)) * MS,
+        straggler=rng.choice((0.0, 0.02, 0.1)),
+        sync_s=rng.choice((0.3, 2, 10)) * MS,
+        think_s=2 * MS if stormy else rng.choice((2, 10, 40)) * MS,
+        fault_every_s=1e9 if quiet else rng.choice((0.03, 0.06, 0.1)) if stormy else rng.choice((0.15, 0.3, 0.6)),
+        faults=kinds,
+        skew_s=0.0 if quiet else rng.choice((0.0, 0.05, 5.0)),
+        drift=0.0 if quiet else rng.choice((0.0, 0.05, 0.3)),
+        duration_s=1.0 if stormy else rng.choice((2.0, 3.0)),
+        heal_s=30.0,
+        beat_s=0.01 if stormy else rng.choice((0.02, 0.05)),
+        claim_s=rng.choice((0.03, 0.06)) if stormy else rng.choice((0.1, 0.3)),
+    )

@@ -1,0 +1,236 @@
+"""Simulation of a two-phase queue's lane: a cluster, its clients, its weather, and the verdict."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+
+from avow.ids import REPAIRING
+from avow.peer.lane import TwoPhaseLane
+from avow.peer.queue_lane import QueueLane
+from avow.queue.outcomes import Outcome
+from avow.replication.effects import LaneImage, SaveSnapshot
+from avow.replication.membership import Members
+from avow.replication.quorum import quorum
+from avow.replication.two_phase.core import COORDINATOR
+from avow.testing.clients import AT_LEAST, LINEARIZABLE, Client, Operation
+from avow.testing.driver import Driver
+from avow.testing.faults import Weather
+from avow.testing.ledger import Ledger, Violation
+from avow.testing.plan import Plan, draw_plan
+from avow.testing.world import Machine, World
+from avow.wire.messages import Entry, Kind, Snapshot
+
+LANE: Final = 1
+BROKEN: Final = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # a core that fell over
+
+
+class Verdict(Struct):
+    """What one seed showed. `violation` empty: every promise held."""
+
+    seed: int
+    strategy: str
+    peers: int
+    events: int
+    acknowledged: int
+    hash: str
+    counts: dict[str, int]
+    violation: str = ""
+    trace: list[str] = []
+
+
+class TwoPhaseSimulation:
+    """One seed. `lane_class` and `world_class` are replaced by mutations (see `mutations`)."""
+
+    strategy = "two-phase"
+    lane_class: type[QueueLane] = QueueLane
+    world_class: type[World[QueueLane]] = World
+
+    def __init__(self, plan: Plan, *, tracing: bool = False) -> None:
+        self.plan = plan
+        self.ledger = Ledger(self._stored_by_quorum)
+        self.world = self.world_class(plan, boot=self._boot, tracing=tracing)
+        self.world.on_restart = self.ledger.restarted
+        voters = tuple(range(1, plan.peers + 1))
+        for number in range(1, plan.peers + plan.spare_peers + 1):
+            machine = self.world.add_machine(number)
+            if number in voters:
+                begin = SaveSnapshot(LANE, Snapshot(0, 0, voters, (), b""), reset=True)
+                machine.store.write([begin], lambda _proof: None)
+                machine.store.sync()
+        for machine in self.world.machines.values():
+            self.world.start(machine)
+        clients = [
+            Client(number=number, operations=plan.ops_per_client, rng=self.world.rng, ledger=self.ledger)
+            for number in range(1, plan.clients + 1)
+        ]
+        self.driver = Driver(self.world, clients, submit=self._submit, addresses=self._addresses)
+        self.weather = Weather(
+            self.world, damage=self._damage, change_members=self._change_members, leader=self._leading_machine
+        )
+
+    # ------------------------------------------------------------------ running
+
+    def run(self) -> Verdict:
+        world, plan = self.world, self.plan
+        violation = ""
+        try:
+            world.run(plan.duration_s)
+            self.weather.heal()
+            world.run(world.now + plan.heal_s, stop=self._settled)
+            if not self._settled():
+                raise Violation("no progress", self._why_not())
+            self._compare_states()
+        except Violation as broken:
+            violation = str(broken)
+        except BROKEN as broken:
+            violation = f"{type(broken).__name__}: {broken}"
+        return Verdict(
+            seed=plan.seed,
+            strategy=self.strategy,
+            peers=plan.peers,
+            events=world.events,
+            acknowledged=self.ledger.acknowledged,
+            hash=world.trace_hash([self._fingerprint(machine) for machine in world.machines.values()], violation),
+            counts=world.counts,
+            violation=violation,
+            trace=world.trace or [],
+        )
+
+    def _boot(self, world: World[QueueLane], machine: Machine[QueueLane]) -> QueueLane:
+        image = machine.store.load().lanes.get(LANE) or LaneImage(entries=[])
+        lane = self.lane_class(
+            me=machine.number,
+            lane=LANE,
+            image=image,
+            rng=world.rng.random,
+            tuning=self.plan.tuning,
+            now=machine.clock(world.now),
+            snapshot_every=self.plan.snapshot_every,
+        )
+        lane.on_applied = partial(self._applied, machine)
+        return lane
+
+    def _applied(self, machine: Machine[QueueLane], entry: Entry, outcome: Outcome) -> None:
+        self.ledger.committed(machine.number, entry, outcome)
+        if entry.kind == Kind.CURSOR and machine.replica is not None:
+            for name, subscriber in machine.replica.state.subscribers.by_name.items():
+                self.ledger.cursor(machine.number, name, subscriber.version)
+
+    def _submit(self, lane: QueueLane, request: int, operation: Operation, now: float) -> None:
+        lane.discard_expired(int(now * 1000))
+        if operation.write is not None:
+            lane.write(request, operation.write, now)
+        elif operation.level == LINEARIZABLE:
+            lane.read(request, now)
+        elif operation.level == AT_LEAST:
+            lane.read_at_least(request, operation.version)
+        else:
+            lane.read_local(request)
+
+    # ------------------------------------------------------------------ what the ledger and the weather ask
+
+    def _stored_by_quorum(self, peer: int, entry: Entry) -> bool:
+        """Looked up on the disks, not asked of the peers. A copy that was damaged later was stored all the same."""
+        lane = self.world.machines[peer].replica
+        assert lane is not None
+        voters = lane.core.members.voters
+        return sum(self._stored(self.world.machines[voter], entry) for voter in voters) >= quorum(len(voters))
+
+    @staticmethod
+    def _stored(machine: Machine[QueueLane], entry: Entry) -> bool:
+        held = machine.store.durable(LANE, entry.position)
+        return held is entry or held == entry or machine.store.lost_upto(LANE) >= entry.position
+
+    def _damage(self, machine: Machine[QueueLane]) -> bool:
+        """At most one peer has a damaged log at a time, and only while everyone else is well: a minority."""
+        for other in self.world.machines.values():
+            found = other.store.load().lanes.get(LANE)
+            if found is not None and (found.damaged_from or found.stamped == REPAIRING):
+                return False
+        image = machine.store.load().lanes.get(LANE)
+        if image is None or not image.entries:
+            return False
+        at = int(self.world.rng.random() * len(image.entries))
+        machine.store.damage(LANE, image.entries[at].position)
+        machine.store.load()
+        return True
+
+    def _coordinator(self) -> QueueLane | None:
+        lanes = [machine.replica for machine in self.world.up() if machine.replica is not None]
+        leading = [lane for lane in lanes if lane.core.role == COORDINATOR]
+        return max(leading, key=lambda lane: lane.core.promised, default=None)
+
+    def _leading_machine(self) -> Machine[QueueLane] | None:
+        lane = self._coordinator()
+        return self.world.machines[lane.core.me] if lane is not None else None
+
+    def _addresses(self) -> list[int]:
+        lane = self._coordinator()
+        return list(lane.core.members.voters) if lane is not None else list(range(1, self.plan.peers + 1))
+
+    def _change_members(self) -> None:
+        lane = self._coordinator()
+        if lane is None:
+            return
+        members, rng = lane.core.members, self.world.rng
+        outside = [number for number in self.world.machines if number not in members.everyone]
+        if members.learners:
+            wanted = Members((*members.voters, members.learners[0]), members.learners[1:])
+        elif outside and (len(members.voters) <= 3 or rng.random() < 0.5):
+            wanted = Members(members.voters, (outside[int(rng.random() * len(outside))],))
+        elif len(members.voters) > 2:
+            gone = members.voters[int(rng.random() * len(members.voters))]
+            wanted = Members(tuple(peer for peer in members.voters if peer != gone), members.learners)
+        else:
+            return
+        self.world.note(f"** membership {members} -> {wanted}")
+        lane.change_members(-1, wanted)
+        self.world.count("membership changes")
+        self.world.perform(self.world.machines[lane.core.me])
+
+    # ------------------------------------------------------------------ the end
+
+    def _settled(self) -> bool:
+        if not self.driver.finished:
+            return False
+        lane = self._coordinator()
+        if lane is None:
+            return False
+        end = lane.core.log.end
+        for number in lane.core.members.voters:
+            replica = self.world.machines[number].replica
+            if replica is None or replica.applied != end or replica.core.log.end != end:
+                return False
+        return True
+
+    def _compare_states(self) -> None:
+        lane = self._coordinator()
+        assert lane is not None
+        mine = lane.state.snapshot()
+        for number in lane.core.members.voters:
+            replica = self.world.machines[number].replica
+            if replica is not None and replica.state.snapshot() != mine:
+                raise Violation("agreement", f"the states of peers {lane.core.me} and {number} differ at the end")
+
+    def _why_not(self) -> str:
+        waiting = [client.number for client in self.driver.clients if not client.finished]
+        peers = [self._fingerprint(machine) for machine in self.world.machines.values()]
+        return f"clients {waiting} still wait {self.plan.heal_s:g} s after everything was healed; peers {peers}"
+
+    @staticmethod
+    def _fingerprint(machine: Machine[QueueLane]) -> tuple[object, ...]:
+        lane = machine.replica
+        if lane is None:
+            return (machine.number, "down")
+        core = lane.core
+        return (machine.number, core.role, core.promised, core.stamped, core.log.end, core.committed, lane.state.end)
+
+
+def simulate_two_phase(seed: int, *, peers: int = 0, tracing: bool = False) -> Verdict:
+    return TwoPhaseSimulation(draw_plan(seed, peers=peers), tracing=tracing).run()
+
+
+__all__ = ["TwoPhaseLane", "TwoPhaseSimulation", "Verdict", "simulate_two_phase"]

@@ -1,0 +1,352 @@
+"""A whole cluster in one thread: peers, their disks, the network between them, their clocks, their clients.
+
+Time is a number and every delay is drawn from the seed's random stream, so a run is a list of events in the order of a
+heap. What is real: the cores, the composition a peer uses, the queue state, the store's twin. What is not: sockets,
+files, clocks. The network loses, repeats, delays and reorders; links are cut one way or both; a link ends with either
+end's run, as a TCP connection does. A disk loses what was not synced, tears a write in the middle, damages an entry,
+fills up, is slow. A clock is off, drifts and jumps. A process dies between any two events, or halfway through what it
+was about to do.
+
+This module is the loop and the machines; `faults` breaks them, `clients` use them, `ledger` watches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import Final, Generic, Protocol, TypeVar
+
+from avow.peer.answers import Answer
+from avow.replication.effects import Effects
+from avow.storage.memory import MemoryStore
+from avow.storage.store import Synced
+from avow.testing.plan import Plan
+from avow.wire.messages import Message, describe
+
+DELIVER: Final = 0
+SYNC: Final = 1
+TICK: Final = 2
+CALL: Final = 3  # anything else that was planned: requests, answers, faults
+TICK_S: Final = 0.025
+EVENTS_MAX: Final = 300_000
+
+
+class Replica(Protocol):
+    """What the world needs of the composition that runs on a peer."""
+
+    answers: list[tuple[int, Answer]]
+
+    def receive(self, source: int, message: Message, now: float) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def persisted(self, ticket: int) -> None: ...
+    def disk_full(self, *, full: bool) -> None: ...
+    def drain(self) -> Effects | None: ...
+
+
+R = TypeVar("R", bound=Replica)
+
+
+class Machine(Generic[R]):
+    """One peer's computer: its disk and clock outlive the process that runs on it."""
+
+    __slots__ = (
+        "clock_offset_s", "clock_rate", "die_after_sends", "heard_run", "number", "paused_until_s", "replica", "run",
+        "store", "sync_factor", "syncing",
+    )  # fmt: skip
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.store = MemoryStore()
+        self.replica: R | None = None  # None: the process is down
+        self.run = 0
+        self.heard_run: dict[int, int] = {}
+        self.clock_offset_s = 0.0
+        self.clock_rate = 1.0
+        self.sync_factor = 1.0
+        self.syncing = 0  # writes the sync under way covers; 0: none
+        self.die_after_sends = -1  # >= 0: the process dies when it has sent this many more messages
+        self.paused_until_s = 0.0
+
+    def clock(self, now: float) -> float:
+        return self.clock_offset_s + now * self.clock_rate
+
+
+class ProcessDied(Exception):
+    """Raised inside `perform` when a machine is meant to die halfway."""
+
+
+class World(Generic[R]):
+    def __init__(self, plan: Plan, *, boot: Callable[[World[R], Machine[R]], R], tracing: bool = False) -> None:
+        self.plan = plan
+        self.rng = Random(plan.seed)
+        self._random = self.rng.random
+        self._boot = boot
+        self.now = 0.0
+        self.events = 0
+        self.counts: dict[str, int] = {}
+        self.machines: dict[int, Machine[R]] = {}
+        self.blocked: set[int] = set()
+        self.loss, self.duplicate = plan.loss, plan.duplicate
+        self.on_answer: Callable[[int, Answer], None] = _ignore
+        self.on_restart: Callable[[int], None] = _ignore
+        self._heap: list[tuple[float, int, int, object, int, object, int, int]] = []
+        self._sequence = 0
+        self._times: list[float] = []
+        self._hash = hashlib.blake2b(digest_size=8)
+        self.trace: list[str] | None = [] if tracing else None
+
+    # ------------------------------------------------------------------ planning
+
+    def call(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do this later. Planned things happen in the order of their times, then of their planning."""
+        self._sequence += 1
+        heappush(self._heap, (self.now + delay_s, self._sequence, CALL, action, 0, None, 0, 0))
+
+    def send(self, source: Machine[R], target: int, message: Message) -> None:
+        chance = self._random()
+        if chance < self.loss:
+            self.count("messages lost")
+            return
+        machine = self.machines[target]
+        self._sequence += 1
+        heap = self._heap
+        heappush(
+            heap,
+            (
+                self.now + self._delay(),
+                self._sequence,
+                DELIVER,
+                machine,
+                source.number,
+                message,
+                machine.run,
+                source.run,
+            ),
+        )
+        if chance > 1.0 - self.duplicate:
+            self._sequence += 1
+            self.count("messages repeated")
+            heappush(
+                heap,
+                (
+                    self.now + self._delay(), self._sequence, DELIVER, machine, source.number, message, machine.run,
+                    source.run,
+                ),
+            )  # fmt: skip
+
+    def _delay(self) -> float:
+        plan, chance = self.plan, self._random()
+        if chance < plan.straggler:
+            return plan.delay_s * 10.0 * self._random()
+        return plan.delay_s * (0.1 + 0.9 * chance)
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
+        """Process events up to this time; `stop` is asked now and then and may end it earlier."""
+        heap = self._heap
+        times = self._times
+        tracing = self.trace is not None
+        check_at = self.events
+        while heap and heap[0][0] <= until:
+            now, sequence, kind, what, source, message, run, source_run = heappop(heap)
+            self.now = now
+            self.events += 1
+            times.append(now)
+            times.append(sequence)
+            if kind == DELIVER:
+                self._deliver(what, source, message, run, source_run)  # type: ignore[arg-type]
+            elif kind == CALL:
+                what()  # type: ignore[operator]
+            elif kind == SYNC:
+                self._sync(what, run)  # type: ignore[arg-type]
+            else:
+                self._tick(what, run)  # type: ignore[arg-type]
+            if len(times) > 4096:
+                self._fold_times()
+                if self.events > EVENTS_MAX:
+                    raise AssertionError(f"{self.events} events by {now:.3f} s: the peers are talking in circles")
+            if tracing and len(self.trace) > 20_000:  # type: ignore[arg-type]
+                del self.trace[:10_000]  # type: ignore[union-attr]
+            if stop is not None and self.events >= check_at:
+                if stop():
+                    return
+                check_at = self.events + 32
+        self.now = max(self.now, until) if not heap or heap[0][0] > until else self.now
+
+    def _fold_times(self) -> None:
+        self._hash.update(array("d", self._times).tobytes())
+        self._times.clear()
+
+    def trace_hash(self, *more: object) -> str:
+        """Of every event's time and order so far, and of `more`. Equal seeds give equal hashes."""
+        self._fold_times()
+        digest = self._hash.copy()
+        digest.update(repr(more).encode())
+        return digest.hexdigest()
+
+    def note(self, line: str) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.now:9.4f}  {line}")
+
+    def _deliver(self, machine: Machine[R], source: int, message: Message, run: int, source_run: int) -> None:
+        replica = machine.replica
+        if replica is None or run != machine.run:
+            return
+        if self.blocked and (source << 8 | machine.number) in self.blocked:
+            self.count("messages cut off")
+            return
+        if source_run != machine.heard_run.get(source):
+            if source_run < machine.heard_run.get(source, 0):
+                return
+            machine.heard_run[source] = source_run
+        if self.now < machine.paused_until_s:
+            self._again(machine, source, message, run, source_run)
+            return
+        if self.trace is not None:
+            self.note(f"{source} -> {machine.number}  {describe(message)}")
+        replica.receive(source, message, machine.clock_offset_s + self.now * machine.clock_rate)
+        self.perform(machine)
+
+    def _again(self, machine: Machine[R], source: int, message: Message, run: int, source_run: int) -> None:
+        self._sequence += 1
+        item = (machine.paused_until_s, self._sequence, DELIVER, machine, source, message, run, source_run)
+        heappush(self._heap, item)
+
+    def _tick(self, machine: Machine[R], run: int) -> None:
+        replica = machine.replica
+        if replica is None or run != machine.run:
+            return
+        if self.now >= machine.paused_until_s:
+            replica.tick(machine.clock(self.now))
+            self.perform(machine)
+        self._plan_tick(machine)
+
+    def _plan_tick(self, machine: Machine[R]) -> None:
+        self._sequence += 1
+        delay = TICK_S * (0.8 + 0.4 * self._random())
+        heappush(self._heap, (self.now + delay, self._sequence, TICK, machine, 0, None, machine.run, 0))
+
+    # ------------------------------------------------------------------ doing what a replica wants
+
+    def perform(self, machine: Machine[R]) -> None:
+        """Drain the replica and carry it out; a process that is meant to die does so halfway."""
+        replica = machine.replica
+        if replica is None:
+            return
+        try:
+            effects = replica.drain()
+            if effects is not None:
+                self._carry_out(machine, effects)
+            if replica.answers:
+                answers, replica.answers = replica.answers, []
+                for request, answer in answers:
+                    self._may_die(machine)
+                    self.on_answer(request, answer)
+        except ProcessDied:
+            self.crash(machine)
+
+    def _carry_out(self, machine: Machine[R], effects: Effects) -> None:
+        for target, message in effects.sends_now:
+            self._may_die(machine)
+            self.send(machine, target, message)
+        if effects.ticket:
+            machine.store.write(effects.persist, Landed(self, machine, effects))
+            if not machine.syncing:
+                self._plan_sync(machine)
+
+    def _may_die(self, machine: Machine[R]) -> None:
+        if machine.die_after_sends >= 0:
+            machine.die_after_sends -= 1
+            if machine.die_after_sends < 0:
+                raise ProcessDied
+
+    def _plan_sync(self, machine: Machine[R]) -> None:
+        machine.syncing = machine.store.pending
+        self._sequence += 1
+        delay = self.plan.sync_s * machine.sync_factor * (0.5 + self._random())
+        heappush(self._heap, (self.now + delay, self._sequence, SYNC, machine, 0, None, machine.run, 0))
+
+    def _sync(self, machine: Machine[R], run: int) -> None:
+        if machine.replica is None or run != machine.run:
+            return
+        try:
+            machine.store.sync(machine.syncing)
+        except ProcessDied:
+            self.crash(machine)
+            return
+        machine.syncing = 0
+        if machine.store.pending:
+            self._plan_sync(machine)
+        self.perform(machine)
+
+    # ------------------------------------------------------------------ machines
+
+    def add_machine(self, number: int) -> Machine[R]:
+        machine: Machine[R] = Machine(number)
+        plan = self.plan
+        machine.clock_offset_s = plan.skew_s * self._random()
+        machine.clock_rate = 1.0 + plan.drift * (self._random() - 0.5)
+        self.machines[number] = machine
+        return machine
+
+    def start(self, machine: Machine[R]) -> None:
+        machine.run += 1
+        machine.heard_run = {}
+        machine.syncing = 0
+        machine.die_after_sends = -1
+        machine.paused_until_s = 0.0
+        self.on_restart(machine.number)
+        machine.replica = self._boot(self, machine)
+        machine.replica.disk_full(full=machine.store.full)
+        self.note(f"peer {machine.number} starts (run {machine.run})")
+        self.perform(machine)
+        self._plan_tick(machine)
+
+    def crash(self, machine: Machine[R]) -> None:
+        """The process and the power are gone: of what was not synced, a prefix survives, perhaps torn in the middle."""
+        self.note(f"peer {machine.number} dies")
+        machine.replica = None
+        pending = machine.store.pending
+        keep = int(self._random() * (pending + 1))
+        machine.store = machine.store.crash(keep=keep, torn=int(self._random() * 4))
+        machine.syncing = 0
+        self.count("crashes")
+
+    def fill(self, machine: Machine[R], *, full: bool) -> None:
+        machine.store.full = full
+        if machine.replica is not None:
+            machine.replica.disk_full(full=full)
+
+    def up(self) -> list[Machine[R]]:
+        return [machine for machine in self.machines.values() if machine.replica is not None]
+
+
+def _ignore(*_what: object) -> None:
+    """Nobody listens yet."""
+
+
+class Landed(Generic[R]):
+    """Called by the store after the sync that covers one Effects record: only now may its messages leave (R0)."""
+
+    __slots__ = ("_effects", "_machine", "_replica", "_world")
+
+    def __init__(self, world: World[R], machine: Machine[R], effects: Effects) -> None:
+        self._world, self._machine, self._effects = world, machine, effects
+        self._replica = machine.replica
+
+    def __call__(self, _proof: Synced) -> None:
+        machine, effects = self._machine, self._effects
+        replica = self._replica
+        if replica is None or machine.replica is not replica:
+            return
+        for target, message in effects.sends_synced:
+            self._world._may_die(machine)
+            self._world.send(machine, target, message)
+        replica.persisted(effects.ticket)
