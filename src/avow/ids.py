@@ -30,7 +30,9 @@ def peer_of(ballot: int) -> Peer:
 
 
 def ballot_text(ballot: int) -> str:
-    """`3.2` is round 3 of peer 2; `-` is no ballot."""
+    """`3.2` is round 3 of peer 2; `-` is no ballot, `repairing` the stamp of a log that lost entries."""
+    if ballot == REPAIRING:
+        return "repairing"
     return f"{round_of(ballot)}.{peer_of(ballot)}" if ballot else "-"
 
 

@@ -116,23 +116,25 @@ class TwoPhaseLane:
     def write(self, request: int, write: Write, now: float) -> None:
         """Store a batch or a command; the answer names the versions it got, or why not."""
         core = self.core
-        if core.role == COORDINATOR:
+        coordinator = core.live_coordinator(now)
+        if coordinator == core.me:
             self._write((0, request), write, now)
-        elif core.coordinator and core.online(now):
-            self._passed_on[request] = (core.coordinator, now)
+        elif coordinator and core.online(now):
+            self._passed_on[request] = (coordinator, now)
             entry = Entry(0, 0, write.kind, write.count, write.write_id, write.created_ms, write.control, write.batch)
-            core.say(core.coordinator, Forward(request, write.expected, entry))
+            core.say(coordinator, Forward(request, write.expected, entry))
         else:
             self.answers.append((request, Refusal(Offline.code)))
 
     def read(self, request: int, now: float) -> None:
         """Linearizable: answered once this peer has applied everything that was acknowledged before the call."""
         core = self.core
-        if core.role == COORDINATOR:
+        coordinator = core.live_coordinator(now)
+        if coordinator == core.me:
             self._index((0, request))
-        elif core.coordinator and core.online(now):
-            self._passed_on[request] = (core.coordinator, now)
-            core.say(core.coordinator, ReadIndex(request))
+        elif coordinator and core.online(now):
+            self._passed_on[request] = (coordinator, now)
+            core.say(coordinator, ReadIndex(request))
         else:
             self.answers.append((request, Refusal(Offline.code)))
         self._follow_core()

@@ -20,6 +20,7 @@ from avow.replication.effects import Effects, SaveState
 from avow.replication.membership import Members
 from avow.replication.two_phase.claim import DONE, WAIT, Claiming
 from avow.replication.two_phase.core import TwoPhaseCore
+from avow.replication.two_phase.progress import Progress
 from avow.storage.memory import MemoryStore
 from avow.testing.naive import NaiveSimulation
 from avow.testing.plan import draw_plan
@@ -133,6 +134,13 @@ class DamageIsAbsence(TwoPhaseCore):
     @property
     def repairing(self) -> bool:
         return False
+
+
+class RepairedTooEarly(TwoPhaseCore):
+    """A damaged peer counts as whole again before it holds what it was counted for."""
+
+    def _required(self, progress: Progress) -> int:  # noqa: ARG002
+        return self.takeover_end
 
 
 class UnconfirmedReads(TwoPhaseCore):
@@ -270,6 +278,7 @@ TWO_PHASE_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("count an unstamped peer", "a quorum of copies that nobody need find", _with_core(CountUnstamped), True),
     Mutation("forget promises", "a promise is not written down", _with_core(ForgetPromises)),
     Mutation("damage is absence", "a log that lost entries votes like a short one", _with_core(DamageIsAbsence)),
+    Mutation("repaired too early", "a damaged log counts before it is whole again", _with_core(RepairedTooEarly)),
     Mutation("unconfirmed reads", "a coordinator trusts that it still is one", _with_core(UnconfirmedReads)),
     Mutation("commit what was not matched", "the cursor is believed for any entry", _with_core(CommitUnmatched)),
     Mutation("many members at once", "changes that share no voter", _with_core(ManyMembersAtOnce)),

@@ -94,7 +94,7 @@ class Coordinator(Claimant):
                 return
             entries = log.slice(after, piece)
             progress.sent_to = after + len(entries)
-            required = max(self.takeover_end, progress.match)
+            required = self._required(progress)
             self._now.append((progress.peer, Enqueue(self.promised, after, origin, entries, required, self.committed)))
             if progress.probing or progress.sent_to >= end:
                 return
@@ -103,7 +103,7 @@ class Coordinator(Claimant):
         """The peer is behind what is in memory: from storage if it still has that, else the snapshot."""
         after = progress.sent_to
         older = self.log.older(after - 1 if after else 0, self._piece() + 1)
-        required = max(self.takeover_end, progress.match)
+        required = self._required(progress)
         if after and older and older[0].position == after:
             message: Message = Enqueue(self.promised, after, older[0].origin, older[1:], required, self.committed)
             progress.sent_to = after + len(older) - 1
@@ -118,9 +118,11 @@ class Coordinator(Claimant):
 
     def _resend_to_stalled(self) -> None:
         for progress in self.progress.values():
-            waits = progress.next < self.log.end or not progress.stamped
+            if progress.stamped and progress.next >= self.log.end:
+                progress.stalled_ticks = 0
+                continue
             progress.stalled_ticks += 1
-            if waits and progress.stalled_ticks >= STALLED_TICKS_MAX:
+            if progress.stalled_ticks >= STALLED_TICKS_MAX:
                 progress.probing = True
                 progress.sent_to = progress.next
                 self._feed(progress)
@@ -165,6 +167,8 @@ class Coordinator(Claimant):
             raise MembershipBusy(
                 f"the change at position {self.log.members_at} is not committed yet; nothing was changed. Retry"
             )
+        if not self.is_voter:
+            raise MembershipBusy("this coordinator was removed and is about to stop; nothing was changed. Retry")
         if self.committed <= self.takeover_end:
             raise MembershipBusy("the coordinator has just taken over; nothing was changed. Retry")
         check_change(self.log.members, wanted)
@@ -212,6 +216,10 @@ class Coordinator(Claimant):
             self._confirm_round()
 
     # ------------------------------------------------------------------ rules
+
+    def _required(self, progress: Progress) -> int:
+        """What a peer must hold before it takes my stamp: the take-over log, and whatever it was counted for."""
+        return max(self.takeover_end, progress.match)
 
     def _counts_unstamped(self) -> bool:
         return False

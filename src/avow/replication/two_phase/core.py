@@ -126,7 +126,7 @@ class TwoPhaseCore(Coordinator):
         elif role != FOLLOWER:
             self._press_claim(now)
         else:
-            self._ask_for_repair()
+            self._ask_for_repair(now)
         beat = Heartbeat(self.promised, self.role == COORDINATOR, self.committed)
         sends = self._now
         for peer in self.log.members.everyone:

@@ -133,6 +133,10 @@ class Follower(LanePeer):
             self.committed = upto
 
     def _on_install(self, source: int, message: Install, now: float) -> None:
+        if not message.ballot:  # a repair: committed, whoever coordinates
+            if message.snapshot.position > self.committed and self.role == FOLLOWER and not self.full:
+                self._take_snapshot(message.snapshot)
+            return
         if message.ballot < self.promised:
             self._now.append((source, Nack(message.ballot, self.promised)))
             return
@@ -169,14 +173,16 @@ class Follower(LanePeer):
 
     # ------------------------------------------------------------------ repair, and serving what others miss
 
-    def _ask_for_repair(self) -> None:
+    def _ask_for_repair(self, now: float) -> None:
         """Behind the committed cursor and not being fed: read from any peer that reported it."""
         if self.cursor_seen <= self.committed or self.repairing:
             return
         if self._repair_after != self.committed:  # one heartbeat's grace: the coordinator is usually quicker
             self._repair_after = self.committed
             return
-        donors = [peer for peer, cursor in sorted(self.accepted.items()) if cursor > self.committed]
+        oldest = now - self.tuning.heartbeat_fresh_s
+        ahead = [peer for peer, cursor in sorted(self.accepted.items()) if cursor > self.committed]
+        donors = [peer for peer in ahead if self.heard[peer] >= oldest]
         if donors:
             donor = donors[int(self._rng() * len(donors))]
             self._now.append((donor, Fetch(0, self.committed, self.log.origin(self.committed))))

@@ -62,7 +62,8 @@ class LanePeer(ABC):
         self.accepted: dict[int, int] = {}  # peer -> the cursor it reported
         self.heard: dict[int, float] = {}
         self.cursor_seen = 0  # the highest committed cursor anybody reported
-        self._matched = 0  # equal to the log of `promised`'s coordinator up to here
+        # equal to the log of `promised`'s coordinator up to here; whoever has its stamp holds nothing else
+        self._matched = self.log.end if self.promised and self.promised == self.stamped else 0
         self._accept = 0  # the cursor that coordinator gave; together they say what is committed here
         self._coordinator_heard = -1e9
         self._round_seen = round_of(self.promised)
@@ -118,6 +119,13 @@ class LanePeer(ABC):
         voters = self.log.members.voters
         fresh = sum(peer == me or heard.get(peer, -1e9) >= oldest for peer in voters)
         return fresh >= self._quorum(len(voters))
+
+    def live_coordinator(self, now: float) -> int:
+        """The coordinator this peer has heard lately (or is); 0: none."""
+        if self.role == COORDINATOR:
+            return self.me
+        heard_lately = now - self._coordinator_heard < self.tuning.heartbeat_fresh_s
+        return self.coordinator if heard_lately else 0
 
     def stored_by(self, position: int) -> tuple[int, ...]:
         """Peers known to hold the entry at `position`."""

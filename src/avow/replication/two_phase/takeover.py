@@ -41,8 +41,7 @@ class Claimant(Follower):
         self._to_voters(self._now, probe)
 
     def _on_probe(self, source: int, message: Probe, now: float) -> None:
-        fresh = now - self._coordinator_heard < self.tuning.heartbeat_fresh_s
-        hears = self.role == COORDINATOR or (fresh and self.coordinator not in (0, source))
+        hears = self.live_coordinator(now) not in (0, source)
         hears = hears or source not in self.log.members.voters  # it was removed, and does not know yet
         self._now.append((source, ProbeAnswer(message.ballot, hears, self.promised)))
 
@@ -136,8 +135,12 @@ class Claimant(Follower):
         if not self.is_voter:
             self._step_down(now)
             return
-        self._to_voters(self._now, Claim(claim.ballot))  # the adopted log may name voters that were not asked
+        self._ask_promises(claim)  # the adopted log may name voters that were not asked
         self._decide_claim()
+
+    def _ask_promises(self, claim: Claiming) -> None:
+        missing = [peer for peer in self.log.members.voters if peer not in claim.answers]
+        self._now.extend((peer, Claim(claim.ballot)) for peer in missing if peer != self.me)
 
     def _press_claim(self, now: float) -> None:
         claim = self.claim
@@ -152,7 +155,7 @@ class Claimant(Follower):
             self._fetch_piece()
             claim.idle_ticks = ticks
         elif self._all_synced():
-            self._to_voters(self._now, Claim(claim.ballot))
+            self._ask_promises(claim)
 
     def _step_down(self, now: float) -> None:
         self.role, self.claim = FOLLOWER, None
