@@ -39,6 +39,35 @@ class QueueLane(TwoPhaseLane):
             return None
         return log.entry(position), position <= self.core.committed, self.core.stored_by(position)
 
+    def peek_version(self, version: int) -> tuple[Entry, int, bool, tuple[int, ...]] | None:
+        """By its version id, a message that may not be committed: (entry, offset in it, committed, who stored it).
+
+        The version of an uncommitted message is the one it gets if the log here is committed as it stands.
+        """
+        found = self.state.locate(version) if version <= self.state.end else self._foreseen_place(version)
+        if found is None:
+            return None
+        peeked = self.peek(found[0])
+        return None if peeked is None else (peeked[0], found[1], version <= self.state.end, peeked[2])
+
+    def _foreseen_place(self, version: int) -> tuple[int, int] | None:
+        ahead = self.state.fork()
+        log = self.core.log
+        for entry in log.slice(self.applied, log.end - self.applied):
+            opened = {txn: staged.copy() for txn, staged in ahead.transactions.opened.items()}
+            before = ahead.end
+            ahead.apply(entry)
+            if ahead.end < version:
+                continue
+            if entry.kind == Kind.DATA:
+                return entry.position, version - before - 1
+            (txn,) = opened.keys() - ahead.transactions.opened.keys()
+            for position, count in zip(opened[txn].positions, opened[txn].counts, strict=True):
+                if before + count >= version:
+                    return position, version - before - 1
+                before += count
+        return None
+
     def discard_expired(self, now_ms: int) -> None:
         """Coordinator: transactions without a decision by their deadline are discarded by a logged entry."""
         if self._projection is None:

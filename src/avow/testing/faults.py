@@ -152,7 +152,7 @@ class Weather(Generic[R]):
         if self._damage(machine):
             self._world.count("damaged logs")
             self._world.note(f"peer {machine.number}: an entry on its disk is damaged")
-        self._later(0.3, lambda: self._restart(machine))
+        self._later(self._hold_s / 4, lambda: self._restart(machine))
 
     def _members(self, _machine: Machine[R]) -> None:
         self._change_members()

@@ -69,6 +69,7 @@ FAULTS: Final = (
     "pause",
 )
 _ALWAYS: Final = ("crash", "isolate")
+_STORM_EXTRAS: Final = ((), ("members",) * 5, ("damage",) * 4, ("blink",) * 4)
 _STORM: Final = ("crash", "blink", "blink", "isolate", "isolate", "split", "split", "one-way", "pause")
 
 
@@ -79,8 +80,8 @@ def draw_plan(seed: int, *, peers: int = 0) -> Plan:
     quiet = rng.random() < 0.1  # no fault at all: what goes wrong then is plain wrong
     stormy = rng.random() < 0.5  # one coordinator after the other: take-over logs in small pieces, cut short
     kinds = _STORM if stormy else tuple(kind for kind in FAULTS if kind in _ALWAYS or rng.random() < 0.45)
-    if stormy and rng.random() < 0.3:
-        kinds = (*kinds, *("members",) * 5)
+    if stormy:
+        kinds = (*kinds, *rng.choice(_STORM_EXTRAS))
     return Plan(
         seed=seed,
         peers=size,

@@ -364,6 +364,25 @@ def test_an_adopted_log_that_names_more_voters_asks_for_their_promises_too() -> 
     assert claimer.role == COORDINATOR
 
 
+def test_a_claim_is_given_up_when_the_donor_holds_less_than_it_promised() -> None:
+    """Found by a simulated damage between the promise and the last piece: the missing entry was committed."""
+    claimer = core(1)
+    claimer.tick(1.0)
+    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
+    sync(claimer)
+    claimer.receive(2, Promise(claimer.promised, B1, 2, 0), 1.0)
+    sync(claimer)
+    claimer.receive(2, Fetched(claimer.promised, 0, 0, (data(1, B1),), 1, 1), 1.0)
+    assert claimer.role == FOLLOWER
+
+
+def test_a_damaged_donor_serves_no_take_over() -> None:
+    donor = core(2, image=_image([data(1, B1)], stamped=B1, promised=B2, damaged_from=2))
+    sync(donor)
+    donor.receive(1, Fetch(B2, 0, 0), 0.0)
+    assert said(donor, Fetched) == []
+
+
 def test_a_claimer_that_finds_itself_removed_gives_up() -> None:
     claimer = core(1)
     claimer.tick(1.0)

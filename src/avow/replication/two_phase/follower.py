@@ -204,6 +204,8 @@ class Follower(LanePeer):
             if message.ballot != self.promised:
                 self._now.append((source, Nack(message.ballot, self.promised)))
                 return
+            if self.repairing:
+                return  # what was promised is not all here any more; the claim will be given up
             limit = self.log.end
         else:
             limit = min(self.committed, self.persisted_end)

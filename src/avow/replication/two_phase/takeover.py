@@ -125,6 +125,9 @@ class Claimant(Follower):
             return
         if message.after != claim.fetch_after or message.origin != self.log.origin(message.after) or self.full:
             return
+        if message.end < claim.answers[source][1]:  # it holds less than it promised: damaged, or cut by a repair since
+            self._step_down(now)
+            return
         self._store(message.after, message.entries)
         claim.fetch_after = message.after + len(message.entries)
         if claim.fetch_after < message.end:

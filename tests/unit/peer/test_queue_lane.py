@@ -1,0 +1,248 @@
+"""One peer's lane by hand: what a client hears, and when."""
+
+from __future__ import annotations
+
+from avow.peer.answers import LOST, Done, Refusal
+from avow.peer.lane import Write
+from avow.peer.queue_lane import QueueLane
+from avow.queue import commands
+from avow.replication.effects import LaneImage
+from avow.replication.tuning import Tuning
+from avow.wire.messages import (
+    Confirmed,
+    Enqueue,
+    Forward,
+    Forwarded,
+    Heartbeat,
+    Kind,
+    Message,
+    ProbeAnswer,
+    Promise,
+    ReadIndex,
+    ReadIndexAnswer,
+    Ready,
+    Snapshot,
+)
+
+NOW = 1.0
+
+
+def lane(me: int = 1) -> QueueLane:
+    image = LaneImage(snapshot=Snapshot(0, 0, (1, 2, 3), (), b""), entries=[])
+    return QueueLane(me=me, lane=1, image=image, rng=lambda: 0.5, tuning=Tuning(), now=0.0)
+
+
+def perform(peer: QueueLane) -> list[tuple[int, Message]]:
+    sent: list[tuple[int, Message]] = []
+    while (effects := peer.drain()) is not None:
+        sent += effects.sends_now + effects.sends_synced
+        if effects.ticket:
+            peer.persisted(effects.ticket)
+    return sent
+
+
+def coordinating() -> QueueLane:
+    peer = lane()
+    peer.tick(NOW)
+    peer.receive(2, ProbeAnswer(0, False, 0), NOW)
+    perform(peer)
+    peer.receive(2, Promise(peer.core.promised, 0, 0, 0), NOW)
+    perform(peer)
+    stored(peer)
+    return peer
+
+
+def stored(peer: QueueLane) -> None:
+    """Peer 2 has stored everything."""
+    perform(peer)
+    peer.receive(2, Ready(peer.core.promised, peer.core.log.end, True), NOW)
+    perform(peer)
+
+
+def confirmed(peer: QueueLane) -> None:
+    peer.receive(2, Confirmed(peer.core.promised, peer.core.reads.round), NOW)
+    perform(peer)
+
+
+def write(number: int, *, count: int = 1, expected: int = -1) -> Write:
+    return Write(Kind.DATA, b"%016d" % number, count, expected, 0, b"", b"x")
+
+
+def heard(peer: QueueLane) -> list[tuple[int, object]]:
+    answers, peer.answers = peer.answers, []
+    return list(answers)
+
+
+def test_a_write_is_answered_when_a_quorum_has_it_and_not_before() -> None:
+    peer = coordinating()
+    peer.write(1, write(1, count=2), NOW)
+    perform(peer)
+    assert heard(peer) == []
+    stored(peer)
+    assert heard(peer) == [(1, Done(1, 2))]
+
+
+def test_a_repeated_write_id_is_answered_with_the_first_outcome() -> None:
+    peer = coordinating()
+    peer.write(1, write(1), NOW)
+    peer.write(2, write(1), NOW)  # while the first is on its way: both wait for the same entry
+    stored(peer)
+    assert heard(peer) == [(1, Done(1, 1)), (2, Done(1, 1))]
+    peer.write(3, write(1), NOW)
+    assert heard(peer) == [(3, Done(1, 1))]
+    assert peer.core.log.end == 2
+
+
+def test_an_expected_cursor_counts_what_is_on_its_way() -> None:
+    peer = coordinating()
+    peer.write(1, write(1), NOW)
+    peer.write(2, write(2, expected=1), NOW)
+    stored(peer)
+    assert heard(peer) == [(1, Done(1, 1)), (2, Done(2, 2))]
+
+
+def test_not_equal_is_told_only_when_it_is_certain() -> None:
+    peer = coordinating()
+    peer.write(1, write(1), NOW)
+    peer.write(2, write(2, expected=0), NOW)
+    confirmed(peer)
+    assert heard(peer) == []  # confirmed, but the entry it speaks of is not committed yet
+    stored(peer)
+    assert heard(peer) == [(1, Done(1, 1)), (2, Refusal("NOT_EQUAL", 1))]
+    assert peer.core.log.end == 2
+
+
+def test_a_coordinator_that_loses_its_place_says_unknown_to_writers_and_offline_to_the_refused() -> None:
+    peer = coordinating()
+    peer.write(1, write(1), NOW)
+    peer.write(2, write(2, expected=0), NOW)
+    peer.read(3, NOW)
+    perform(peer)
+    peer.tick(NOW + 10)  # nobody was heard for ten seconds
+    assert set(heard(peer)) == {(1, LOST), (2, Refusal("OFFLINE")), (3, Refusal("OFFLINE"))}
+
+
+def test_without_a_coordinator_a_write_is_refused_at_once() -> None:
+    peer = lane()
+    peer.write(1, write(1), NOW)
+    peer.read(2, NOW)
+    assert heard(peer) == [(1, Refusal("OFFLINE")), (2, Refusal("OFFLINE"))]
+
+
+def test_a_follower_forwards_writes_and_passes_the_outcome_on() -> None:
+    follower = lane(2)
+    follower.receive(1, Heartbeat(65537, True, 0), NOW)
+    follower.write(7, write(1), NOW)
+    ((target, message),) = [(peer, m) for peer, m in perform(follower) if isinstance(m, Forward)]
+    assert target == 1
+    assert isinstance(message, Forward)
+    follower.receive(1, Forwarded(7, "", 4, 5), NOW)
+    follower.receive(1, Forwarded(7, "", 4, 5), NOW)  # repeated by the network
+    assert heard(follower) == [(7, Done(4, 5))]
+
+
+def test_a_forwarded_write_that_is_never_answered_is_unknown() -> None:
+    follower = lane(2)
+    follower.receive(1, Heartbeat(65537, True, 0), NOW)
+    follower.write(7, write(1), NOW)
+    follower.tick(NOW + 60)
+    assert heard(follower) == [(7, LOST)]
+
+
+def test_a_coordinator_answers_forwarded_writes_to_the_peer_that_sent_them() -> None:
+    peer = coordinating()
+    follower = lane(2)
+    follower.receive(1, Heartbeat(65537, True, 0), NOW)
+    follower.write(7, write(1), NOW)
+    (forward,) = [m for _, m in perform(follower) if isinstance(m, Forward)]
+    peer.receive(2, forward, NOW)
+    perform(peer)
+    peer.receive(2, Ready(peer.core.promised, peer.core.log.end, True), NOW)
+    assert (2, Forwarded(7, "", 1, 1)) in perform(peer)
+
+
+def test_a_linearizable_read_at_a_follower_waits_until_it_has_applied_the_cursor() -> None:
+    peer = coordinating()
+    peer.write(1, write(1), NOW)
+    stored(peer)
+    peer.receive(3, ReadIndex(9), NOW)
+    perform(peer)
+    peer.receive(2, Confirmed(peer.core.promised, peer.core.reads.round), NOW)
+    assert (3, ReadIndexAnswer(9, 2)) in perform(peer)
+    follower = lane(3)
+    ballot = peer.core.promised
+    follower.receive(1, Heartbeat(ballot, True, 2), NOW)
+    follower.read(9, NOW)
+    follower.receive(1, ReadIndexAnswer(9, 2), NOW)
+    assert heard(follower) == []
+    follower.receive(1, Enqueue(ballot, 0, 0, peer.core.log.slice(0, 2), 0, 2), NOW)
+    perform(follower)
+    assert heard(follower) == [(9, Done(1, 1))]
+
+
+def test_reading_at_least_a_version_waits_for_it() -> None:
+    peer = coordinating()
+    peer.read_at_least(1, 1)
+    assert heard(peer) == []
+    peer.write(2, write(1), NOW)
+    stored(peer)
+    assert (1, Done(1, 1)) in heard(peer)
+    peer.read_at_least(3, 1)
+    assert heard(peer) == [(3, Done(1, 1))]
+
+
+def test_an_uncommitted_message_can_be_read_by_its_version_id_only() -> None:
+    peer = coordinating()
+    peer.write(1, write(1, count=2), NOW)
+    perform(peer)
+    peer.read_local(5)
+    assert (5, Done(1, 0)) in heard(peer)
+    found = peer.peek_version(2)
+    assert found is not None
+    entry, offset, committed, stored_by = found
+    assert (entry.write_id, offset, committed, stored_by) == (b"%016d" % 1, 1, False, (1,))
+    stored(peer)
+    found = peer.peek_version(2)
+    assert found is not None
+    assert found[1:] == (1, True, (1, 2))
+    assert peer.peek_version(3) is None
+
+
+def test_a_staged_message_about_to_be_published_is_found_by_its_version_id() -> None:
+    peer = coordinating()
+    stage = commands.encode(commands.StageCommand(b"t", 10_000))
+    peer.write(1, Write(Kind.STAGE, b"s" * 16, 2, -1, 0, stage, b"x"), NOW)
+    peer.write(2, write(1), NOW)
+    stored(peer)
+    assert peer.peek_version(2) is None
+    publish = commands.encode(commands.TransactionCommand(b"t"))
+    peer.write(3, Write(Kind.PUBLISH, b"p" * 16, 0, -1, 0, publish, b""), NOW)
+    found = peer.peek_version(3)
+    assert found is not None
+    assert (found[0].position, found[1], found[2]) == (2, 1, False)
+
+
+def test_a_transaction_past_its_deadline_is_discarded_by_an_entry() -> None:
+    peer = coordinating()
+    stage = commands.encode(commands.StageCommand(b"t", 5_000))
+    peer.write(1, Write(Kind.STAGE, b"s" * 16, 2, -1, 0, stage, b"x"), NOW)
+    stored(peer)
+    peer.discard_expired(4_999)
+    assert peer.core.log.end == 2
+    peer.discard_expired(5_000)
+    peer.discard_expired(5_000)  # once is enough
+    assert peer.core.log.end == 3
+    stored(peer)
+    heard(peer)
+    publish = commands.encode(commands.TransactionCommand(b"t"))
+    peer.write(2, Write(Kind.PUBLISH, b"p" * 16, 0, -1, 0, publish, b""), NOW)
+    confirmed(peer)
+    assert heard(peer) == [(2, Refusal("ALREADY_DECIDED"))]
+
+
+def test_a_full_disk_refuses_writes_and_serves_reads() -> None:
+    peer = coordinating()
+    peer.disk_full(full=True)
+    peer.write(1, write(1), NOW)
+    peer.read_local(2)
+    assert heard(peer) == [(1, Refusal("DISK_FULL")), (2, Done(1, 0))]
