@@ -10,6 +10,7 @@
     │   ├── LaneEnded  Trimmed  AlreadyExists
     │   ├── TooMany          a bound of the lane's replicated state is reached
     │   ├── NotInstalled     an optional library is missing here
+    │   ├── FolderUnusable   the data folder is another peer's, in use, or was emptied
     │   └── DiskFull         this peer takes no writes until space is freed; reads go on
     ├── Unknown              indefinite: it may or may not have happened; ask again with the same write id
     └── StorageDamaged       a sealed byte changed: file, position, expected, found
@@ -158,6 +159,10 @@ class TooMany(Refused):
     code = "TOO_MANY"
     http_status = 429
     retriable = True
+
+
+class FolderUnusable(Refused):
+    code = "FOLDER_UNUSABLE"
 
 
 class DiskFull(Refused):

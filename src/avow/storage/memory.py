@@ -215,6 +215,8 @@ class MemoryStore:
         held = self._seen(lane)
         if after < held.base:
             raise Trimmed(f"lane {lane} is held from {held.base + 1} on; {after + 1} was trimmed. Start from there")
+        if held.end <= after < held.lost_upto:
+            raise self._flaw(lane, after + 1)
         found: list[Entry] = []
         room = max_bytes
         for entry in held.entries[after - held.base : after - held.base + max_entries]:

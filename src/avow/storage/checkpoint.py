@@ -1,0 +1,102 @@
+"""What lets a segment of the write-ahead log be used again: everything it said is elsewhere, and synced.
+
+A checkpoint is one small file with the state of every lane as its files hold it, and the number of the first log
+segment that must still be replayed on top. Recovery reads it and the few segments behind it, never the history.
+
+Promises end up here once the log that held them twice is reused, so the checkpoint too exists twice. Both files are
+written and synced under temporary names and renamed one after the other: whatever happens in between, at least one
+whole checkpoint is there, and the log segments it needs are not reused before both are in place.
+
+    checkpoint-a, checkpoint-b         the same checkpoint, or one of them the one before
+    lanes/<lane>/<position>-<lsn>.snap a snapshot; the lsn makes the name unique, so none is ever overwritten
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from avow.errors import StorageDamaged, UnfitToVote
+from avow.storage import checked
+from avow.storage.files import Files, read_whole, write_whole
+from avow.storage.state import LaneState
+from avow.wire.messages import Snapshot
+
+PATHS: Final = ("checkpoint-a", "checkpoint-b")
+
+
+class LaneMeta(Struct):
+    """One lane. `tail`: first position and size in bytes of its last file. `snapshot_lsn` completes a file's name."""
+
+    state: LaneState
+    snapshot_lsn: int
+    tail: tuple[int, int]
+
+
+class Checkpoint(Struct):
+    """`opening` counts the store's openings; `replay_from` is a segment's number; `lsn` is the last one folded in."""
+
+    version: int
+    opening: int
+    replay_from: int
+    lsn: int
+    incarnation: int
+    lanes: dict[int, LaneMeta]
+
+
+_decode: Final = msgspec.msgpack.Decoder(Checkpoint).decode
+_decode_snapshot: Final = msgspec.msgpack.Decoder(Snapshot).decode
+
+
+def write_checkpoint(files: Files, checkpoint: Checkpoint) -> None:
+    """Returns when both files are on the disk."""
+    data = checked.seal(checked.CHECKPOINT, msgspec.msgpack.encode(checkpoint))
+    for path in PATHS:
+        write_whole(files, f"{path}.new", [data])
+    for path in PATHS:
+        files.rename(old=f"{path}.new", new=path)
+        files.sync_folder(".")
+
+
+def read_checkpoint(files: Files, damage: list[StorageDamaged]) -> Checkpoint | None:
+    """The newest whole one. None: the folder was never written to. Raises UnfitToVote when none can be read."""
+    found: list[Checkpoint] = []
+    flaws: list[StorageDamaged] = []
+    for path in PATHS:
+        data = read_whole(files, path)
+        if data is None:
+            continue
+        try:
+            found.append(_decode(checked.unseal(checked.CHECKPOINT, data, file=path)))
+        except StorageDamaged as flaw:
+            flaws.append(flaw)
+    if not found and flaws:
+        raise UnfitToVote(
+            file=flaws[0].file, position=flaws[0].position, expected=flaws[0].expected, found=flaws[0].found
+        )
+    damage += flaws
+    return max(found, key=lambda checkpoint: checkpoint.version, default=None)
+
+
+def snapshot_path(lane: int, *, position: int, lsn: int) -> str:
+    return f"lanes/{lane}/{position:020}-{lsn}.snap"
+
+
+def write_snapshot(files: Files, path: str, body: bytes) -> None:
+    """Not synced: the log still holds it. `settle` syncs it before that changes."""
+    handle = files.open(path, create=True)
+    try:
+        files.truncate(handle, 0)
+        files.write(handle, [checked.seal(checked.SNAPSHOT, body)], offset=0)
+    finally:
+        files.close(handle)
+
+
+def read_snapshot(files: Files, path: str) -> Snapshot:
+    """Raises StorageDamaged."""
+    data = read_whole(files, path)
+    if data is None:
+        raise StorageDamaged(file=path, position=0, expected="a snapshot", found="no such file")
+    return _decode_snapshot(checked.unseal(checked.SNAPSHOT, data, file=path))

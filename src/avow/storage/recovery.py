@@ -1,0 +1,351 @@
+"""Opening a store: make the files of every lane say what the checkpoint and the log say, then start a new log.
+
+Nothing of the old log is overwritten before all of it is in the lane files and synced and a new checkpoint says so; a
+crash during recovery therefore changes nothing but the time it takes. The order:
+
+    1. checkpoint, then the log segments behind it, folded into a plan for each lane      (`replay`)
+    2. each lane the log touched: compare its files with the plan, byte for byte, and rewrite from the first difference
+    3. sync those files and folders; write the new checkpoint; the old log is free
+    4. read each lane's entries behind its snapshot, checking every one
+
+While the log covers an entry there are two copies of it, and either makes good for the other. A damaged record in the
+log is looked for in the lane's file and taken if it has the checksum the log's header states; a lane's file that
+differs from a sound record in the log is rewritten. Bytes that differ and are no sound record either were damaged,
+unless they are zeros or missing: those are only writes that had not reached the disk.
+
+What cannot be read ends its lane there: `damaged_from`. Nothing is deleted because it cannot be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+from msgspec import Struct
+from msgspec.structs import replace
+
+from avow import limits
+from avow.errors import Malformed, StorageDamaged, UnfitToVote
+from avow.replication.effects import LaneImage
+from avow.storage.checkpoint import (
+    PATHS,
+    Checkpoint,
+    LaneMeta,
+    read_checkpoint,
+    read_snapshot,
+    snapshot_path,
+    write_checkpoint,
+    write_snapshot,
+)
+from avow.storage.files import Files
+from avow.storage.replay import Extent, LanePlan, Log, replay
+from avow.storage.segments import LaneFiles, shorten
+from avow.storage.state import LaneState
+from avow.storage.store import StoreImage
+from avow.wire.messages import Entry, Snapshot
+from avow.wire.record import HEADER_SIZE_BYTES, Buffer, read_record, record_size
+
+FOLDERS: Final = ("wal", "lanes")
+_SECTOR_BYTES: Final = 512
+
+
+class Sizes(Struct, frozen=True):
+    """Bounds of one store. Tests make them tiny so that everything rolls over within a few writes."""
+
+    wal_segment_bytes: int = limits.WAL_SEGMENT_SIZE_BYTES
+    wal_segments: int = limits.WAL_SEGMENTS_MIN
+    lane_segment_bytes: int = limits.LANE_SEGMENT_SIZE_BYTES
+    index_interval_bytes: int = limits.INDEX_INTERVAL_BYTES
+    reserved_bytes: int = limits.RESERVED_SIZE_BYTES
+
+
+@dataclass
+class RecoveredLane:
+    state: LaneState
+    files: LaneFiles
+    snapshot_lsn: int
+
+
+@dataclass
+class Recovered:
+    checkpoint: Checkpoint
+    lanes: dict[int, RecoveredLane]
+    image: StoreImage
+    used_sequence: int
+    slots: list[str]
+
+
+def recover(files: Files, sizes: Sizes) -> Recovered:
+    """Raises UnfitToVote when no checkpoint can be read; any other damage is in the image."""
+    damage: list[StorageDamaged] = []
+    checkpoint = read_checkpoint(files, damage) or _first_checkpoint(files)
+    log = replay(files, checkpoint, damage)
+    lanes = {number: _Rebuild(files, sizes, number, plan, damage).lane for number, plan in log.plans.items()}
+    _sync(files, lanes)
+    renewed = _renewed(checkpoint, log, lanes)
+    write_checkpoint(files, renewed)
+    images = {number: _image(files, number, lane, damage) for number, lane in lanes.items()}
+    if any(lane.state != renewed.lanes[number].state for number, lane in lanes.items()):
+        # Entries were found unreadable: how far the lane had reached must outlive this process.
+        renewed = _renewed(renewed, log, lanes)
+        write_checkpoint(files, renewed)
+    _remove_old_snapshots(files, lanes)
+    slots = [path for path, size in log.slots.items() if size == sizes.wal_segment_bytes]
+    return Recovered(renewed, lanes, StoreImage(log.incarnation, images, damage), log.used, slots)
+
+
+def _first_checkpoint(files: Files) -> Checkpoint:
+    """Written before anything else in a new folder, so a folder with files and without it was damaged."""
+    if any(files.names(folder) for folder in FOLDERS):
+        raise UnfitToVote(file=PATHS[0], position=0, expected="a checkpoint", found="no such file")
+    checkpoint = Checkpoint(version=0, opening=0, replay_from=1, lsn=0, incarnation=0, lanes={})
+    write_checkpoint(files, checkpoint)
+    for folder in FOLDERS:
+        files.make_folder(folder)
+    files.sync_folder(".")
+    return checkpoint
+
+
+def _renewed(old: Checkpoint, log: Log, lanes: dict[int, RecoveredLane]) -> Checkpoint:
+    return Checkpoint(
+        version=old.version + 1,
+        opening=old.opening + 1,
+        replay_from=log.used + 1,
+        lsn=log.lsn,
+        incarnation=log.incarnation,
+        lanes={number: meta_of(lane.state, lane.snapshot_lsn, lane.files) for number, lane in lanes.items()},
+    )
+
+
+def meta_of(state: LaneState, snapshot_lsn: int, files: LaneFiles) -> LaneMeta:
+    return LaneMeta(replace(state), snapshot_lsn, files.tail)
+
+
+def sync_path(files: Files, path: str) -> None:
+    """A file that was removed meanwhile needs no sync."""
+    try:
+        handle = files.open(path)
+    except FileNotFoundError:
+        return
+    try:
+        files.sync(handle)
+    finally:
+        files.close(handle)
+
+
+def _sync(files: Files, lanes: dict[int, RecoveredLane]) -> None:
+    for lane in lanes.values():
+        for path in sorted(lane.files.dirty):
+            sync_path(files, path)
+        if lane.files.dirty or lane.files.folder_dirty:
+            files.sync_folder(lane.files.folder)
+        lane.files.dirty, lane.files.folder_dirty = set(), False
+        lane.files.release()
+    files.sync_folder("lanes")
+
+
+# -------------------------------------------------------------------- one lane
+
+
+class _Rebuild:
+    """Makes a lane's files follow its plan. `lane` is the result."""
+
+    def __init__(self, files: Files, sizes: Sizes, number: int, plan: LanePlan, damage: list[StorageDamaged]) -> None:
+        self._files, self._number, self._plan, self._damage = files, number, plan, damage
+        self._lane = LaneFiles(
+            files,
+            number,
+            segment_size_bytes=sizes.lane_segment_bytes,
+            index_interval_bytes=sizes.index_interval_bytes,
+            report=damage.append,
+        )
+        self._lane.open()
+        if plan.touched:
+            self._follow()
+        else:
+            self._lane.end_at(plan.tail)
+        self.lane = RecoveredLane(plan.state, self._lane, plan.snapshot_lsn)
+
+    def _follow(self) -> None:
+        plan = self._plan
+        self._lane.forget_indexes(after=plan.keep)
+        self._write_snapshot()
+        payloads = [(extent.first, payload) for extent in plan.extents if (payload := self._payload(extent))]
+        if plan.void:
+            self._lane.remove_all()
+        self._write(payloads)
+        self._lane.trim(plan.state.base)
+        # Also what already was right may be right in memory only.
+        self._lane.dirty |= self._lane.paths_behind(plan.keep)
+
+    def _payload(self, extent: Extent) -> Buffer | None:
+        """The extent's records, from the log or, proved by checksum, from the lane's file. None: the lane ends here."""
+        state, source = self._plan.state, extent.source
+        if extent.first > state.end:
+            return None  # behind a loss that was met already
+        payload: Buffer | None = source.payload
+        if payload is None:
+            payload = self._other_copy(extent)
+        if payload is None:
+            state.lose_from(extent.first)
+            return None
+        return payload if extent.take == source.header.entries else shorten(payload, count=extent.take)
+
+    def _other_copy(self, extent: Extent) -> bytes | None:
+        header = extent.source.header
+        try:
+            found = self._lane.stretch(extent.first, size=header.length)
+        except StorageDamaged as flaw:
+            self._damage.append(flaw)
+            return None
+        return found if crc32c(found) == header.crc else None
+
+    def _write(self, payloads: list[tuple[int, Buffer]]) -> None:
+        place = self._start()
+        for first, payload in payloads:
+            if place is not None:
+                following = self._compare(place, first, payload)
+                if following is None:
+                    self._lane.end_at(place)
+                place = following
+            if place is None:
+                self._lane.append(first, [payload], size=len(payload))
+        if self._plan.state.damaged_from:
+            self._lane.start_new_file()  # bytes behind may be all that is left of the entries: they stay
+        elif place is not None:
+            self._lane.end_at(place)
+
+    def _start(self) -> tuple[int, int] | None:
+        """Where the kept part of the lane's files ends. None: not known, or nothing is kept; a new file follows."""
+        plan = self._plan
+        if plan.void:
+            return None
+        if not plan.rewritten:
+            place = plan.tail
+        else:
+            try:
+                place = self._lane.place(plan.keep + 1)
+            except StorageDamaged:
+                place = (plan.tail[0], -1)  # reading the entries will meet it again, and report it
+        if place[1] >= 0 and any(segment.first == place[0] for segment in self._lane.segments):
+            return place
+        self._lane.end_at((place[0], -1))
+        return None
+
+    def _compare(self, place: tuple[int, int], first: int, payload: Buffer) -> tuple[int, int] | None:
+        """Where the next stretch is expected when this one is there, else None."""
+        if any(segment.first == first for segment in self._lane.segments):
+            place = (first, 0)
+        found = self._lane.bytes_at(place, size=len(payload))
+        if found == payload:
+            return place[0], place[1] + len(payload)
+        if len(found) == len(payload) and not _sound(found) and (at := _damaged_byte(found, payload)) is not None:
+            self._report_difference(place, at, found, payload)
+        return None
+
+    def _report_difference(self, place: tuple[int, int], at: int, found: bytes, payload: Buffer) -> None:
+        self._damage.append(
+            StorageDamaged(
+                file=f"{self._lane.folder}/{place[0]:020}.log",
+                position=place[1] + at,
+                expected=f"byte {payload[at]:02x} as in the log",
+                found=f"byte {found[at]:02x}",
+            )
+        )
+
+    def _write_snapshot(self) -> None:
+        """The newest snapshot of the log goes to its file. One that went bad in the log may be whole there already."""
+        plan = self._plan
+        if not plan.snapshots:
+            return
+        newest = plan.snapshots[-1]
+        path = snapshot_path(self._number, position=newest.header.first, lsn=newest.header.lsn)
+        if newest.payload is not None:
+            self._lane.make_folder()
+            write_snapshot(self._files, path, bytes(newest.payload))
+            self._lane.dirty.add(path)
+            self._lane.folder_dirty = True
+
+
+def _sound(found: bytes) -> bool:
+    """Whole records with right checksums: other entries that stood here before, and not damage."""
+    offset = 0
+    try:
+        while offset < len(found):
+            header = found[offset : offset + HEADER_SIZE_BYTES]
+            # The last one may go on behind the stretch that was compared.
+            if len(header) < HEADER_SIZE_BYTES or offset + (size := record_size(header)) > len(found):
+                return True
+            read_record(found[offset : offset + size])
+            offset += size
+    except Malformed:
+        return False
+    return True
+
+
+def _damaged_byte(found: bytes, payload: Buffer) -> int | None:
+    """The first difference that is not a sector, or the rest of one, that was never written and reads as zeros."""
+    for start in range(0, len(found), _SECTOR_BYTES):
+        here, there = found[start : start + _SECTOR_BYTES], bytes(payload[start : start + _SECTOR_BYTES])
+        if here == there:
+            continue
+        at = next(number for number, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1])
+        if any(here[at:]):
+            return start + at
+    return None
+
+
+# ----------------------------------------------------------------------- images
+
+
+def _image(files: Files, number: int, lane: RecoveredLane, damage: list[StorageDamaged]) -> LaneImage:
+    state = lane.state
+    snapshot = _snapshot(files, number, lane, damage)
+    entries: list[Entry] = []
+    try:
+        entries.extend(lane.files.entries(after=max(state.snapshot, state.base), upto=state.end))
+    except StorageDamaged as flaw:
+        damage.append(flaw)
+        state.lose_from(max(state.snapshot, state.base) + len(entries) + 1)
+        lane.files.start_new_file()
+    return LaneImage(
+        promised=state.promised,
+        stamped=state.stamped,
+        snapshot=snapshot,
+        entries=entries,
+        damaged_from=state.damaged_from,
+        fenced=state.fenced,
+        decided_end=state.decided_end,
+    )
+
+
+def _snapshot(files: Files, number: int, lane: RecoveredLane, damage: list[StorageDamaged]) -> Snapshot | None:
+    """Without its snapshot a lane is read from its first entry if it still has that one, else all of it is lost."""
+    state = lane.state
+    if not lane.snapshot_lsn:
+        return None
+    try:
+        return read_snapshot(files, snapshot_path(number, position=state.snapshot, lsn=lane.snapshot_lsn))
+    except StorageDamaged as flaw:
+        damage.append(flaw)
+    lane.snapshot_lsn = 0
+    if state.base == 0:
+        state.snapshot = -1
+    else:
+        state.lose_all()
+        lane.files.start_new_file()
+    return None
+
+
+def _remove_old_snapshots(files: Files, lanes: dict[int, RecoveredLane]) -> None:
+    for number, lane in lanes.items():
+        remove_snapshots(files, number, before_lsn=lane.snapshot_lsn)
+
+
+def remove_snapshots(files: Files, lane: int, *, before_lsn: int) -> None:
+    """Those older than the one a checkpoint on the disk names."""
+    for name in files.names(f"lanes/{lane}"):
+        stem, _, kind = name.partition(".")
+        if kind == "snap" and int(stem.partition("-")[2]) < before_lsn:
+            files.remove(f"lanes/{lane}/{name}")

@@ -1,0 +1,185 @@
+"""The write-ahead log: one for all lanes of a peer, and the only thing synced before a write is acknowledged.
+
+Syncing is what a write costs, so it is shared: whatever waits when a sync ends goes into the next one, as one group, in
+one write and one fdatasync. The log lives in a few segments of fixed size that were filled with zeros once and are used
+again and again, because overwriting blocks that exist changes no metadata and its sync is one write to the disk.
+
+A group is laid out so:
+
+    [opening record][records in order ...][zeros to the next 4 KiB][second records of promises][zeros to the next 4 KiB]
+
+It starts on a 4 KiB boundary: no block that holds acknowledged records is ever written again, so a write torn by a
+power cut cannot take them along. The second record of a promise is in another block than the first, so one bad block
+does not lose it. The opening record has the lsn of the record behind it: all below are synced, because a group is
+written only after the one before it was. That is how recovery tells a torn tail from damage (see `scan`).
+
+A segment is free again when a checkpoint has made everything in it durable elsewhere. `Wal` is driven by one thread;
+only `retire` may be called from another. A failed write or sync here ends the process: after a failed fsync the kernel
+may call the lost pages clean, so a second fsync that succeeds would prove nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from avow.storage.files import Files, fill_with_zeros
+from avow.storage.records import (
+    BLOCK_BYTES,
+    OVERHEAD_BYTES,
+    SEGMENT_FORMAT,
+    SEGMENT_START,
+    SegmentHeader,
+    WalKind,
+    encode,
+    segment_block,
+)
+from avow.wire.record import Buffer
+
+_OPENING_BYTES: Final = OVERHEAD_BYTES
+_ZEROS: Final = bytes(BLOCK_BYTES)
+
+
+class Group:
+    """What one sync will cover. Sizes are kept while adding, so that asking whether more fits costs nothing."""
+
+    __slots__ = ("_second_bytes", "_seconds", "_size", "last_lsn", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[Buffer] = []
+        self._seconds: list[Buffer] = []
+        self._size, self._second_bytes, self.last_lsn = _OPENING_BYTES, 0, 0
+
+    def add(self, parts: Sequence[Buffer], size: int, seconds: Sequence[Buffer], last_lsn: int) -> None:
+        """`seconds`: the second records of promises. `last_lsn`: of the records added."""
+        self.parts += parts
+        self._size += size
+        self.last_lsn = last_lsn
+        if seconds:
+            self._seconds += seconds
+            self._second_bytes += sum(map(len, seconds))
+
+    def size_with(self, size: int, second_bytes: int) -> int:
+        """In bytes, if this much more were added."""
+        return _blocks(self._size + size) + _blocks(self._second_bytes + second_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return _blocks(self._size) + _blocks(self._second_bytes)
+
+    def buffers(self, *, first_lsn: int, epoch: int) -> list[Buffer]:
+        opening, _ = encode(WalKind.GROUP, first_lsn, epoch)
+        found = [*opening, *self.parts, _ZEROS[: -self._size % BLOCK_BYTES]]
+        if self._seconds:
+            found += [*self._seconds, _ZEROS[: -self._second_bytes % BLOCK_BYTES]]
+        return found
+
+
+def size_alone_bytes(size: int, second_bytes: int) -> int:
+    """What a group of one write needs."""
+    return _blocks(_OPENING_BYTES + size) + _blocks(second_bytes)
+
+
+def _blocks(size: int) -> int:
+    return size + (-size % BLOCK_BYTES)
+
+
+class Wal:
+    def __init__(
+        self,
+        files: Files,
+        *,
+        segment_size_bytes: int,
+        epoch: int,
+        next_sequence: int,
+        synced_lsn: int,
+        slots: Sequence[str],
+    ) -> None:
+        """`slots`: paths of filled segments that nothing is needed of any more."""
+        self._files, self._segment_size_bytes, self.epoch = files, segment_size_bytes, epoch
+        self.capacity_bytes = segment_size_bytes - SEGMENT_START
+        self.sequence = next_sequence - 1  # of the segment being written
+        self.synced_lsn = synced_lsn
+        self._slot = ""
+        self._handle: int | None = None
+        self._offset = segment_size_bytes  # nothing fits before the first `use_next`
+        self._opening: list[Buffer] = []
+        self._free = deque(slots)
+        self._live: dict[int, str] = {}
+        self._freed = threading.Condition()
+
+    def fits(self, group_bytes: int) -> bool:
+        return self._offset + group_bytes <= self._segment_size_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What can still be written without retiring a segment."""
+        return self._segment_size_bytes - self._offset + len(self._free) * self.capacity_bytes
+
+    @property
+    def slots(self) -> int:
+        return len(self._free) + len(self._live)
+
+    def commit(self, group: Group) -> None:
+        """One write, one sync. Afterwards everything in the group is durable. OSError is final."""
+        assert self._handle is not None
+        size = group.size_bytes
+        buffers = self._opening + group.buffers(first_lsn=self.synced_lsn + 1, epoch=self.epoch)
+        start = 0 if self._opening else self._offset
+        self._files.write(self._handle, buffers, offset=start)
+        self._files.sync(self._handle)
+        self._opening = []
+        self._offset += size
+        self.synced_lsn = group.last_lsn or self.synced_lsn
+
+    def mark(self) -> None:
+        """An empty group: evidence that the one before it was synced."""
+        group = Group()
+        if self._handle is not None and not self._opening and self.fits(group.size_bytes):
+            self.commit(group)
+
+    def use_next(self, *, timeout_s: float | None = None) -> bool:
+        """Go on in a free segment; its opening block is written with the first group. False: none became free."""
+        with self._freed:
+            if not self._freed.wait_for(lambda: bool(self._free), timeout_s):
+                return False
+            slot = self._free.popleft()
+            self.sequence += 1
+            self._live[self.sequence] = slot
+        self.close()
+        self._handle = self._files.open(slot)
+        header = SegmentHeader(SEGMENT_FORMAT, self._segment_size_bytes, self.sequence, self.epoch, self.synced_lsn + 1)
+        self._opening, self._offset = [segment_block(header)], SEGMENT_START
+        return True
+
+    def retire(self, before: int) -> None:
+        """Segments numbered below `before` are needed no more. May be called from another thread."""
+        with self._freed:
+            for sequence in [number for number in self._live if number < before]:
+                self._free.append(self._live.pop(sequence))
+            self._freed.notify_all()
+
+    def add_slot(self, path: str) -> None:
+        with self._freed:
+            self._free.append(path)
+            self._freed.notify_all()
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._files.close(self._handle)
+            self._handle = None
+
+
+def slot_path(number: int) -> str:
+    return f"wal/slot-{number:03}.wal"
+
+
+def fill_slot(files: Files, number: int, *, size: int) -> str:
+    """Make a segment of zeros. It gets its name when it is whole: a half-filled one is never taken for one."""
+    path = slot_path(number)
+    fill_with_zeros(files, f"{path}.new", size=size)
+    files.rename(old=f"{path}.new", new=path)
+    files.sync_folder("wal")
+    return path
