@@ -6,6 +6,7 @@ from avow.peer.answers import Done
 from avow.peer.lane import TwoPhaseLane, Write
 from avow.queue.commands import TransactionCommand, encode
 from avow.queue.projection import Known, Projection, Refusal
+from avow.queue.retention import log_deletable_to
 from avow.queue.state import QueueState
 from avow.wire.messages import Entry, Kind
 
@@ -13,6 +14,7 @@ from avow.wire.messages import Entry, Kind
 class QueueLane(TwoPhaseLane):
     state: QueueState
     _projection: Projection | None = None  # only while coordinating
+    _trimmed_log = 0  # entries up to here were given up for deletion in this run
 
     def _restore(self, snapshot: bytes) -> None:
         self.state = QueueState.restore(snapshot) if snapshot else QueueState()
@@ -94,6 +96,13 @@ class QueueLane(TwoPhaseLane):
         if uncommitted is not None:
             self._projection = Projection(self.state)
             self._projection.rebuild(uncommitted)
+
+    def _take_snapshot(self) -> None:
+        super()._take_snapshot()
+        deletable = log_deletable_to(self.state, snapshot_position=self.applied)
+        if deletable > self._trimmed_log:
+            self._trimmed_log = deletable
+            self.core.trim(deletable)
 
     def _after_apply(self) -> None:
         if self._at_least:

@@ -85,6 +85,9 @@ class Client:
         if chance < 0.84:
             command = commands.CursorCommand(f"s{self.number}", self.seen_end)
             return self._write(Kind.CURSOR, count=0, control=commands.encode(command))
+        if chance < 0.86:
+            trim = commands.TrimCommand(max(0, self.seen_end - 3))
+            return self._write(Kind.TRIM, count=0, control=commands.encode(trim))
         if chance < 0.93:
             return self._read(LINEARIZABLE, 0, floor=self._ledger.acked_end)
         if chance < 0.97:

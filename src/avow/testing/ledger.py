@@ -54,6 +54,7 @@ class Rules:
         self.staged: dict[bytes, int] = {}
         self.decided: dict[bytes, Outcome] = {}
         self.cursors: dict[str, int] = {}
+        self.trimmed_to = 0
 
     def apply(self, entry: Entry) -> Outcome:
         known = self.outcomes.get(entry.write_id) if entry.write_id else None
@@ -75,7 +76,16 @@ class Rules:
             version = min(command.version, self.end)
             at = self.cursors[command.subscriber] = max(self.cursors.get(command.subscriber, 0), version)
             return Outcome("", 0, at)
+        if entry.kind == Kind.TRIM:
+            return self._trim(entry)
         return Outcome()
+
+    def _trim(self, entry: Entry) -> Outcome:
+        command = commands.decode(entry.kind, entry.control)
+        assert isinstance(command, commands.TrimCommand)
+        before = self.trimmed_to
+        self.trimmed_to = max(before, min(command.upto_version, self.end))
+        return Outcome("", before + 1, self.trimmed_to)
 
     def _show(self, count: int) -> Outcome:
         first = self.end + 1

@@ -175,6 +175,8 @@ class PubSubCore(Settling):
         if self._owns_run(peer, incarnation) and self._own is None and lane.decided < 0:
             self._own, lane.mine = lane, True
             lane.sent_to = lane.end
+            if lane.fenced:  # somebody gave this run up before it learned of its own lane
+                self._lose(lane)
         if lane.decided > lane.cursor:
             self._move_cursor(lane, lane.decided)
         self._became_durable(lane, lane.durable, fenced=lane.fence_durable, now=now)

@@ -16,7 +16,9 @@ metadata lane picks one. So acceptors keep no ballots here; an attempt's number 
 carries the incarnation, because a restarted settler must not take answers to its former self for its own. An attempt
 that makes no progress is begun again with a new number and fresh answers: the donor of its E may be gone for good.
 
-A repairing copy answers, but is not counted: it may have been counted for entries that it lost.
+A repairing copy answers, but is not counted: it may have been counted for entries that it lost. A voter that has not
+heard of the lane answers too and is counted: it holds nothing of it, and its fence is as good as any. It may have been
+removed before the opening reached it, and then nobody would ever tell it.
 
 The owner itself ends its lane without a fence (`close_own_lane`): it stops, waits until all it wrote is committed,
 makes its stop durable and proposes its own end. Everybody else's copy is a prefix of that, and all of it is committed,
@@ -182,8 +184,8 @@ class Settling(Copies):
 
     def _on_fence(self, source: int, message: Fence, _now: float) -> None:
         lane = self._lanes.get(message.lane)
-        if lane is None or not lane.voters:
-            return  # the metadata lane will tell of it; the settler asks again
+        if lane is None:  # this peer lags in the metadata lane, perhaps for ever: it has nothing, and will take nothing
+            lane = self._lanes[message.lane] = Lane(message.lane)
         self._fence(lane)
         lane.settle_at = 0.0  # somebody is at it: give it the whole time again
         damaged_from = lane.end + 1 if lane.repairing else 0
@@ -191,7 +193,7 @@ class Settling(Copies):
 
     def _on_refill(self, source: int, message: Refill, _now: float) -> None:
         lane = self._lanes.get(message.lane)
-        if lane is None or not lane.voters or lane.decided >= 0:
+        if lane is None or lane.decided >= 0:
             return
         self._fence(lane)
         fresh = after_end(lane, message.after, message.entries, UNLIMITED)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from avow.replication.effects import LaneImage, SaveSnapshot
+from avow.replication.effects import LaneImage, SaveSnapshot, SaveTrim
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.coordinator import Coordinator
 from avow.replication.two_phase.lane_peer import CLAIMING, COORDINATOR, FOLLOWER, PROBING, ROLES
@@ -115,6 +115,11 @@ class TwoPhaseCore(Coordinator):
         self.snapshot = snapshot
         self._persist.append(SaveSnapshot(self.lane, snapshot, reset=False))
         self.log.compact(snapshot.position)
+
+    def trim(self, upto: int) -> None:
+        """Nothing up to here will be read again; a snapshot covers it. Storage may delete it."""
+        assert upto <= self.log.base, "only what a snapshot covers may go"
+        self._persist.append(SaveTrim(self.lane, upto))
 
     def _beat(self, now: float) -> None:
         role = self.role
