@@ -108,7 +108,7 @@ class LaneOpenCommand(Command, frozen=True, gc=False):
 
 
 class LaneEndCommand(Command, frozen=True, gc=False):
-    """`end` counts entries, which is what peers replicate; `last_version` counts messages, which is what cursors name."""
+    """`end` counts entries, which peers replicate; `last_version` counts messages, which cursors name."""
 
     lane: Positive
     end: Natural

@@ -14,4 +14,5 @@ class Tuning(Struct, frozen=True, gc=False):
     claim_jitter_s: float = limits.CLAIM_JITTER_S
     owner_dead_after_s: float = limits.OWNER_DEAD_AFTER_S
     piece_entries: int = limits.ENQUEUE_ENTRIES_MAX
-    in_flight_entries: int = limits.IN_FLIGHT_ENTRIES_MAX
+    in_flight_entries: int = limits.IN_FLIGHT_ENTRIES_MAX  # appended and not committed
+    pipeline_entries: int = limits.PIPELINE_ENTRIES_MAX  # on their way to one peer and not answered

@@ -7,8 +7,6 @@ here is reachable from a peer.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from avow.peer.lane import Asker
 from avow.peer.queue_lane import QueueLane
 from avow.queue.commands import CursorCommand
@@ -22,31 +20,10 @@ from avow.replication.two_phase.claim import DONE, WAIT, Claiming
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.replication.two_phase.progress import Progress
 from avow.storage.memory import MemoryStore
+from avow.testing.hunt import Mutation
 from avow.testing.naive import NaiveSimulation
-from avow.testing.plan import draw_plan
-from avow.testing.two_phase import TwoPhaseSimulation, Verdict
+from avow.testing.two_phase import TwoPhaseSimulation
 from avow.testing.world import Landed, Machine, World
-from avow.wire.messages import Entry
-
-
-class Mutation(Struct, frozen=True):
-    """`listed`: named by the design; the others are added here. `seeds_max`: where a hunt gives up."""
-
-    name: str
-    what: str
-    simulation: type[TwoPhaseSimulation]
-    listed: bool = False
-    seeds_max: int = 4_000
-
-
-class Caught(Struct, frozen=True):
-    name: str
-    what: str
-    strategy: str
-    listed: bool
-    seeds: int  # needed; 0: it survived
-    violation: str
-
 
 # ------------------------------------------------------------------ worlds
 
@@ -293,19 +270,3 @@ TWO_PHASE_MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("snapshot without staged writes", "a restart forgets them", _with_lane(SnapshotWithoutTransactions)),
 )
-
-
-def hunt(mutation: Mutation, *, first_seed: int = 0) -> Caught:
-    """Run seeds until the mutation is caught, or its bound is reached."""
-    for tried in range(mutation.seeds_max):
-        verdict: Verdict = mutation.simulation(draw_plan(first_seed + tried)).run()
-        if verdict.violation:
-            return _caught(mutation, tried + 1, verdict.violation)
-    return _caught(mutation, 0, "")
-
-
-def _caught(mutation: Mutation, seeds: int, violation: str) -> Caught:
-    return Caught(mutation.name, mutation.what, mutation.simulation.strategy, mutation.listed, seeds, violation)
-
-
-__all__ = ["TWO_PHASE_MUTATIONS", "Caught", "Entry", "Mutation", "hunt"]

@@ -24,6 +24,7 @@ class Plan(Struct, frozen=True):
     clients: int
     ops_per_client: int
     piece_entries: int
+    pipeline_entries: int
     snapshot_every: int
     loss: float
     duplicate: float
@@ -50,6 +51,7 @@ class Plan(Struct, frozen=True):
             claim_jitter_s=self.claim_s,
             owner_dead_after_s=3 * self.claim_s,
             piece_entries=self.piece_entries,
+            pipeline_entries=self.pipeline_entries,
         )
 
 
@@ -89,6 +91,7 @@ def draw_plan(seed: int, *, peers: int = 0) -> Plan:
         clients=8 if stormy else rng.choice((2, 3, 4, 6)),
         ops_per_client=rng.choice((12, 20, 30)),
         piece_entries=1 if stormy else rng.choice((1, 2, 2, 64)),
+        pipeline_entries=rng.choice((1, 4, 64)) if stormy else 64,
         snapshot_every=rng.choice((0, 0, 6, 15)),
         loss=0.0 if quiet else rng.choice((0.0, 0.1, 0.3) if stormy else (0.0, 0.01, 0.05, 0.15)),
         duplicate=0.0 if quiet else rng.choice((0.0, 0.01, 0.1)),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
 from avow.ids import REPAIRING
-from avow.peer.lane import TwoPhaseLane
 from avow.peer.queue_lane import QueueLane
 from avow.queue.outcomes import Outcome
 from avow.replication.effects import LaneImage, SaveSnapshot
@@ -44,7 +43,7 @@ class Verdict(Struct):
 class TwoPhaseSimulation:
     """One seed. `lane_class` and `world_class` are replaced by mutations (see `mutations`)."""
 
-    strategy = "two-phase"
+    strategy: ClassVar[str] = "two-phase"
     lane_class: type[QueueLane] = QueueLane
     world_class: type[World[QueueLane]] = World
 
@@ -70,6 +69,10 @@ class TwoPhaseSimulation:
         self.weather = Weather(
             self.world, damage=self._damage, change_members=self._change_members, leader=self._leading_machine
         )
+
+    @staticmethod
+    def draw(seed: int) -> Plan:
+        return draw_plan(seed)
 
     # ------------------------------------------------------------------ running
 
@@ -231,6 +234,3 @@ class TwoPhaseSimulation:
 
 def simulate_two_phase(seed: int, *, peers: int = 0, tracing: bool = False) -> Verdict:
     return TwoPhaseSimulation(draw_plan(seed, peers=peers), tracing=tracing).run()
-
-
-__all__ = ["TwoPhaseLane", "TwoPhaseSimulation", "Verdict", "simulate_two_phase"]

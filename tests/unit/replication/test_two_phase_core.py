@@ -280,6 +280,19 @@ def test_a_damaged_peer_must_hold_again_what_it_was_counted_for() -> None:
     assert (enqueue.after, enqueue.takeover_end) == (0, 4)
 
 
+def test_a_stamp_after_repair_tells_storage_to_keep_what_the_repair_brought() -> None:
+    """Found by a simulated seed: the disk was cut at the match, the memory at the committed cursor."""
+    damaged = core(3, image=_image([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
+    sync(damaged)
+    damaged.receive(2, Fetched(0, 0, 0, (data(1, B1), data(2, B1)), 2, 2), 0.0)
+    sync(damaged)
+    damaged.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 1, 0), 0.0)
+    effects, _ = sync(damaged)
+    assert effects is not None
+    assert damaged.log.end == 2
+    assert [op for op in effects.persist if isinstance(op, SaveCut)] == [SaveCut(1, 2)]
+
+
 def test_a_peer_behind_the_log_gets_the_snapshot() -> None:
     peer = coordinator()
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)

@@ -83,10 +83,10 @@ class Coordinator(Claimant):
     def _feed(self, progress: Progress) -> None:
         """Send what follows `sent_to`: one piece, or pieces until all is on its way."""
         log, end = self.log, self.log.end
-        piece, in_flight = self._piece(), self.tuning.in_flight_entries
+        piece, pipeline = self._piece(), self.tuning.pipeline_entries
         while True:
             after = progress.sent_to
-            if not progress.probing and after - progress.next >= in_flight:
+            if not progress.probing and after - progress.next >= pipeline:
                 return
             origin = log.origin(after)
             if origin < 0:

@@ -118,7 +118,7 @@ class Follower(LanePeer):
         self._cut(max(matched, self.committed))  # a late message may match less than repair has brought since
         if self.repairing:
             self._persist.append(
-                SaveCut(self.lane, matched)
+                SaveCut(self.lane, self.log.end)
             )  # tells storage that what was lost is not missing any more
         self._save_state(promised=self.promised, stamped=ballot)
 

@@ -1,0 +1,45 @@
+"""`make bench`: all figures in one run, kept as JSON in .bench/figures.json. Exit code 1 when a target was missed.
+
+Figures with a disk in them are ratios within the same run (see each module). Name some of them to run only those:
+`python -m benchmarks decode storage`.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import decode, simulator, storage
+
+PARTS: dict[str, Callable[[], dict[str, object]]] = {
+    "decode": decode.main,
+    "storage": storage.main,
+    "simulator": simulator.main,
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        print(f"bench: there is no part {unknown[0]!r}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    figures: dict[str, object] = {"python": platform.python_version(), "machine": platform.machine()}
+    missed = []
+    for name in names or PARTS:
+        print(f"\n== {name}")
+        part = PARTS[name]()
+        figures[name] = part
+        if not part["held"]:
+            missed.append(name)
+    folder = Path(".bench")
+    folder.mkdir(exist_ok=True)
+    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    print("\nall targets reached" if not missed else f"\ntargets missed in: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

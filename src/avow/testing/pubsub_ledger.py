@@ -1,0 +1,226 @@
+"""The checkers of a pub-sub queue: one record for each lane, written by whichever peer shows an entry first.
+
+    agreement         two peers show different entries at one position, or conclude differently from a metadata entry
+    not stored        an entry was shown, accepted or made the lane's end that no quorum of its voters holds on disk
+    phantom           an entry nobody wrote
+    lost              an acknowledged write is not where the client was told, or an end was decided before it
+    twice             one write id is readable twice, in one lane or in two
+    refused           a client was refused for a reason that its request does not give
+    refused happened  a client was told "never in this lane", and there it is
+    real time         a reader does not see what it had seen or written before
+    monotonic         what one run of a peer shows, or a subscriber's cursor, went back or skipped something
+    membership        a change of voters was stored while a lane from before the last one was open
+    no progress       after everything was healed, clients wait, lanes without an owner are open, or peers differ
+
+A pub-sub queue promises little order, so the rules are short: a lane is a list, its end is the first one committed,
+its voters are those in force at its opening. They are written here a second time and share no code with the peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from avow.queue import commands
+from avow.queue.outcomes import Outcome
+from avow.testing.ledger import Violation
+from avow.wire.messages import Entry, Kind
+
+Holders = Callable[[int, int, Entry | None], set[int]]  # lane, position, entry -> peers that have it on disk
+
+
+class LaneRecord:
+    """What the whole cluster has shown of one lane."""
+
+    __slots__ = ("committed_to", "end", "entries", "epoch", "number", "run", "versions", "voters")
+
+    def __init__(self, number: int, *, run: tuple[int, int], voters: tuple[int, ...], epoch: int) -> None:
+        self.number, self.run, self.voters, self.epoch = number, run, voters, epoch
+        self.entries: list[Entry] = []
+        self.versions = [0]  # by position
+        self.committed_to = 0
+        self.end = -1
+
+
+class PubSubLedger:
+    def __init__(self, holders: Holders, *, voters: tuple[int, ...]) -> None:
+        self._holders = holders
+        self.lanes: dict[int, LaneRecord] = {}
+        self.asked: dict[bytes, int] = {}  # write id -> count
+        self.where: dict[bytes, tuple[int, int]] = {}  # write id -> lane, position
+        self.acked: dict[bytes, tuple[int, int, int]] = {}  # write id -> lane, first version, last version
+        self.acknowledged = 0
+        self.refused: set[tuple[int, bytes]] = set()
+        self._metadata: dict[int, tuple[Entry, Outcome]] = {}
+        self._metadata_end = 0
+        self._voters, self._epoch = voters, 0
+        self._shown: dict[tuple[int, int], int] = {}  # (peer, lane) -> position, in the peer's present run
+        self._cursors: dict[tuple[int, str], dict[int, int]] = {}
+
+    # ------------------------------------------------------------------ the metadata lane
+
+    def metadata(self, peer: int, entry: Entry, outcome: Outcome, *, counted_among: tuple[int, ...]) -> None:
+        """A peer applied this entry and drew this conclusion; its log says that these voters count."""
+        known = self._metadata.get(entry.position)
+        if known is None:
+            self._check_quorum(0, entry.position, entry, counted_among)
+            self._first_metadata(peer, entry, outcome)
+        elif (known[0] is not entry and known[0] != entry) or known[1] != outcome:
+            raise Violation("agreement", f"metadata {entry.position}: peer {peer} has {entry}, {outcome}; not {known}")
+
+    def _first_metadata(self, peer: int, entry: Entry, outcome: Outcome) -> None:
+        position = entry.position
+        if self._metadata and position != self._metadata_end + 1:
+            raise Violation("agreement", f"peer {peer} applied metadata {position} after {self._metadata_end}")
+        self._metadata[position] = (entry, outcome)
+        self._metadata_end = position
+        if entry.kind == Kind.NOOP:
+            return
+        command = commands.decode(entry.kind, entry.control, metadata=True)
+        if isinstance(command, commands.LaneOpenCommand):
+            self._opened(command, outcome)
+        elif isinstance(command, commands.LaneEndCommand):
+            self._ended(command, outcome)
+        elif isinstance(command, commands.MembersCommand):
+            self._members(command, outcome)
+        elif outcome.code:
+            raise Violation("agreement", f"metadata {position}: {command} was concluded with {outcome}")
+
+    def _opened(self, command: commands.LaneOpenCommand, outcome: Outcome) -> None:
+        run = (command.peer, command.incarnation)
+        latest = max((lane.run[1] for lane in self.lanes.values() if lane.run[0] == run[0]), default=0)
+        open_lanes = [lane.number for lane in self.lanes.values() if lane.run == run and lane.end < 0]
+        if open_lanes:
+            expected = Outcome("", open_lanes[0], open_lanes[0])
+        elif command.peer not in self._voters or run[1] < latest:
+            expected = Outcome("INVALID_REQUEST")
+        else:
+            number = len(self.lanes) + 1
+            self.lanes[number] = LaneRecord(number, run=run, voters=self._voters, epoch=self._epoch)
+            expected = Outcome("", number, number)
+        if outcome != expected:
+            raise Violation("agreement", f"the opening of {run} was concluded with {outcome}, not {expected}")
+
+    def _ended(self, command: commands.LaneEndCommand, outcome: Outcome) -> None:
+        lane = self.lanes[command.lane]
+        if lane.end < 0:
+            lane.end = command.end
+            shown = max(len(lane.entries), lane.committed_to)
+            if shown > lane.end:
+                raise Violation("lost", f"lane {lane.number} ends at {lane.end}, but {shown} was committed")
+            if lane.end:
+                self._check_quorum(lane.number, lane.end, None, lane.voters)
+        expected = Outcome("" if command.end == lane.end else "LANE_ENDED", 0, lane.end)
+        if outcome != expected:
+            raise Violation("agreement", f"the end of lane {lane.number} was concluded {outcome}, not {expected}")
+
+    def _members(self, command: commands.MembersCommand, outcome: Outcome) -> None:
+        voters = tuple(sorted(command.voters))
+        if voters == self._voters:
+            return
+        older = [lane.number for lane in self.lanes.values() if lane.end < 0 and lane.epoch < self._epoch]
+        if older or outcome.code:
+            raise Violation("membership", f"{command} was stored while lanes {older} were open: {outcome}")
+        self._voters = voters
+        self._epoch += 1
+
+    # ------------------------------------------------------------------ the lanes
+
+    def readable(self, peer: int, number: int, after: int, entries: list[Entry]) -> None:
+        """A peer shows these entries of a lane from now on."""
+        lane = self.lanes[number]
+        if self._shown.get((peer, number), 0) != after:
+            raise Violation("monotonic", f"peer {peer} shows lane {number} after {after}, not after what it showed")
+        known = lane.entries
+        for position, entry in enumerate(entries, after + 1):
+            if position > len(known):
+                self._first_shown(lane, position, entry)
+            elif known[position - 1] is not entry and known[position - 1] != entry:
+                mine = known[position - 1]
+                raise Violation("agreement", f"lane {number} at {position}: peer {peer} shows {entry}, another {mine}")
+        to = after + len(entries)
+        self._shown[peer, number] = to
+        self._committed(lane, to, entries[-1])
+
+    def accepted(self, number: int, to: int) -> None:
+        """The owner counts everything up to `to` as committed."""
+        self._committed(self.lanes[number], to, None)
+
+    def _committed(self, lane: LaneRecord, to: int, entry: Entry | None) -> None:
+        if to <= lane.committed_to:
+            return
+        if lane.end < 0:
+            self._check_quorum(lane.number, to, entry, lane.voters)
+        elif to > lane.end:
+            raise Violation("agreement", f"lane {lane.number} ended at {lane.end}, and {to} is committed")
+        lane.committed_to = to
+
+    def _check_quorum(self, lane: int, position: int, entry: Entry | None, voters: tuple[int, ...]) -> None:
+        holders = self._holders(lane, position, entry)
+        if 2 * len(holders.intersection(voters)) <= len(voters):
+            raise Violation("not stored", f"lane {lane} at {position} counts as committed; only {holders} hold it")
+
+    def _first_shown(self, lane: LaneRecord, position: int, entry: Entry) -> None:
+        write_id = entry.write_id
+        here = (lane.number, position)
+        if entry.position != position or self.asked.get(write_id) != entry.count:
+            raise Violation("phantom", f"lane {lane.number} at {position}: nobody wrote {entry}")
+        if self.where.setdefault(write_id, here) != here:
+            raise Violation("twice", f"{write_id!r} is readable at {self.where[write_id]} and at {here}")
+        if (lane.number, write_id) in self.refused:
+            raise Violation("refused happened", f"{write_id!r} at {here}")
+        lane.entries.append(entry)
+        lane.versions.append(lane.versions[-1] + entry.count)
+        if write_id in self.acked:
+            self._check_acked(write_id)
+
+    # ------------------------------------------------------------------ what clients were told
+
+    def ask(self, write_id: bytes, count: int) -> None:
+        self.asked[write_id] = count
+
+    def acknowledge(self, write_id: bytes, *, lane: int, first: int, last: int) -> None:
+        self.acked[write_id] = (lane, first, last)
+        self.acknowledged += 1
+        if write_id in self.where:
+            self._check_acked(write_id)
+
+    def _check_acked(self, write_id: bytes) -> None:
+        lane, position = self.where[write_id]
+        versions = self.lanes[lane].versions
+        found = (lane, versions[position - 1] + 1, versions[position])
+        if found != self.acked[write_id]:
+            raise Violation("lost", f"{write_id!r} was acknowledged as {self.acked[write_id]}; it is at {found}")
+
+    def refuse(self, write_id: bytes, *, lane: int) -> None:
+        """The client was told that this write is not in the lane and never will be."""
+        if self.where.get(write_id, (0, 0))[0] == lane:
+            raise Violation("refused happened", f"{write_id!r} was refused in lane {lane}, which holds it")
+        self.refused.add((lane, write_id))
+
+    def read(self, *, level: str, floor: Mapping[int, int], versions: Mapping[int, int]) -> None:
+        for lane, version in versions.items():
+            if version > self.lanes[lane].versions[-1]:
+                raise Violation("phantom", f"a {level} read saw version {version} of lane {lane}")
+        for lane, version in floor.items():
+            if versions.get(lane, 0) < version:
+                raise Violation("real time", f"a {level} read saw {versions}; the reader had been at {floor}")
+
+    def cursor(self, peer: int, name: str, versions: dict[int, int]) -> None:
+        """A subscriber's cursor as one run of a peer shows it."""
+        before = self._cursors.get((peer, name), {})
+        if any(versions.get(lane, 0) < version for lane, version in before.items()):
+            raise Violation("monotonic", f"cursor {name} at peer {peer} went from {before} back to {versions}")
+        self._cursors[peer, name] = versions
+
+    def restarted(self, peer: int) -> None:
+        self._shown = {key: to for key, to in self._shown.items() if key[0] != peer}
+        self._cursors = {key: versions for key, versions in self._cursors.items() if key[0] != peer}
+
+    def finish(self) -> None:
+        """After the end: everything acknowledged has become readable, up to the ends that were decided."""
+        missing = [write_id for write_id in self.acked if write_id not in self.where]
+        if missing:
+            raise Violation("lost", f"{missing} were acknowledged and nobody shows them")
+        for lane in self.lanes.values():
+            if lane.end >= 0 and lane.end != len(lane.entries):
+                raise Violation("lost", f"lane {lane.number} ends at {lane.end}; {len(lane.entries)} are readable")

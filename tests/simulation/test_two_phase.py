@@ -1,0 +1,56 @@
+"""Whole clusters under a two-phase lane: a short form of `avow simulate`; the long form is a command of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from avow.testing.campaign import hunt_named
+from avow.testing.mutations import TWO_PHASE_MUTATIONS
+from avow.testing.two_phase import simulate_two_phase
+
+SEEDS_PER_TEST = 50
+
+
+@pytest.mark.parametrize("first", range(20_000, 20_600, SEEDS_PER_TEST))
+def test_every_promise_holds_for_fifty_seeds_from(first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        verdict = simulate_two_phase(seed)
+        assert not verdict.violation, f"avow simulate --strategy two-phase --seed {seed} --trace: {verdict.violation}"
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 5, 7])
+def test_clusters_of_any_size_keep_their_promises(peers: int) -> None:
+    for seed in range(30_000, 30_010):
+        verdict = simulate_two_phase(seed, peers=peers)
+        assert not verdict.violation, f"seed {seed} with {peers} peers: {verdict.violation}"
+
+
+@pytest.mark.parametrize("mutation", [mutation.name for mutation in TWO_PHASE_MUTATIONS])
+def test_the_checkers_catch(mutation: str) -> None:
+    caught = hunt_named("two-phase", mutation)
+    assert caught.seeds, f"{mutation} survived: the simulator is blind there"
+
+
+def test_the_naive_rules_diverge_within_a_hundred_seeds() -> None:
+    caught = hunt_named("two-phase", "naive")
+    assert 0 < caught.seeds <= 100
+    assert caught.violation.startswith("agreement")
+
+
+def test_the_same_seed_gives_the_same_trace_in_processes_that_hash_differently() -> None:
+    code = "from avow.testing.two_phase import simulate_two_phase as s\nprint(*(s(seed).hash for seed in range(40)))"
+    hashes = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        hashes.append(run.stdout.split())
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0])) == 40
+
+
+def test_a_traced_run_is_the_same_run() -> None:
+    assert simulate_two_phase(7).hash == simulate_two_phase(7, tracing=True).hash
