@@ -149,6 +149,8 @@ class TwoPhaseSimulation:
 
     def _damage(self, machine: Machine[QueueLane]) -> bool:
         """At most one peer has a damaged log at a time, and only while everyone else is well: a minority."""
+        if self.plan.peers < 3:
+            return False
         for other in self.world.machines.values():
             found = other.store.load().lanes.get(LANE)
             if found is not None and (found.damaged_from or found.stamped == REPAIRING):
@@ -184,7 +186,7 @@ class TwoPhaseSimulation:
             wanted = Members((*members.voters, members.learners[0]), members.learners[1:])
         elif outside and (len(members.voters) <= 3 or rng.random() < 0.5):
             wanted = Members(members.voters, (outside[int(rng.random() * len(outside))],))
-        elif len(members.voters) > 2:
+        elif len(members.voters) > 3:  # of three, one may be damaged; of two, none
             gone = members.voters[int(rng.random() * len(members.voters))]
             wanted = Members(tuple(peer for peer in members.voters if peer != gone), members.learners)
         else:
