@@ -198,10 +198,12 @@ class StorageDamaged(AvowError):
 
     code = "STORAGE_DAMAGED"
 
+    advice: ClassVar[str] = "The peer repairs the lane from the others and does not vote for what it cannot read"
+
     def __init__(self, *, file: str, position: int, expected: object, found: object) -> None:
         super().__init__(
             f"{file} is damaged at byte {position}: expected {expected}, found {found}; nothing was deleted. "
-            "The peer repairs the lane from the others and does not vote for what it cannot read"
+            f"{self.advice}"
         )
         self.file, self.position, self.expected, self.found = file, position, expected, found
 
@@ -210,4 +212,10 @@ class StorageDamaged(AvowError):
 
 
 class UnfitToVote(StorageDamaged):
+    """What a peer has promised may be lost with it. Opening its store fails every time, and changes nothing."""
+
     code = "UNFIT_TO_VOTE"
+    advice = (
+        "A promise of this peer may be lost, so it must not vote as itself again: remove it from the cluster, keep the "
+        "folder for inspection, and let it join anew with an empty one"
+    )

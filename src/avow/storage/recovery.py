@@ -77,10 +77,13 @@ class Recovered:
 
 
 def recover(files: Files, sizes: Sizes) -> Recovered:
-    """Raises UnfitToVote when no checkpoint can be read; any other damage is in the image."""
+    """Raises UnfitToVote, and changes nothing, when a promise may be lost; any other damage is in the image."""
     damage: list[StorageDamaged] = []
     checkpoint = read_checkpoint(files, damage) or _first_checkpoint(files)
     log = replay(files, checkpoint, damage)
+    for flaw in damage:
+        if isinstance(flaw, UnfitToVote):
+            raise flaw  # before anything is written: the next start must find it, too
     lanes = {number: _Rebuild(files, sizes, number, plan, damage).lane for number, plan in log.plans.items()}
     _sync(files, lanes)
     renewed = _renewed(checkpoint, log, lanes)
