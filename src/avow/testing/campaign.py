@@ -20,7 +20,8 @@ from avow.testing.hunt import Caught, hunt
 from avow.testing.mutations import TWO_PHASE_MUTATIONS
 from avow.testing.pubsub import simulate_pubsub
 from avow.testing.pubsub_mutations import PUBSUB_MUTATIONS
-from avow.testing.two_phase import Verdict, simulate_two_phase
+from avow.testing.simulation import Verdict
+from avow.testing.two_phase import simulate_two_phase
 
 CHUNK_SEEDS: Final = 20
 REPEAT_EVERY: Final = (

@@ -58,8 +58,18 @@ class Client:
         self.seen_end = 0  # the highest version this client has seen: its session's floor
 
     @property
+    def busy(self) -> bool:
+        return self.operation is not None
+
+    @property
     def finished(self) -> bool:
         return self.operation is None and not self.left and not self._steps
+
+    def hears_more(self, answer: Answer) -> bool:  # noqa: ARG002
+        return False
+
+    def give_up(self) -> None:
+        """The write id is the same in every attempt: nothing to remember."""
 
     def begin(self, now_ms: int) -> Operation | None:
         """The next operation, or None when there is nothing left to do."""

@@ -7,11 +7,11 @@ from typing import ClassVar, Protocol
 from msgspec import Struct
 
 from avow.testing.plan import Plan
-from avow.testing.two_phase import Verdict
+from avow.testing.simulation import Verdict
 
 
-class Simulation(Protocol):
-    """What a simulation of either strategy offers."""
+class Drawn(Protocol):
+    """A simulation of either strategy, made from a plan alone."""
 
     strategy: ClassVar[str]
 
@@ -28,7 +28,7 @@ class Mutation(Struct, frozen=True):
 
     name: str
     what: str
-    simulation: type[Simulation]
+    simulation: type[Drawn]
     listed: bool = False
     seeds_max: int = 10_000
 

@@ -23,19 +23,9 @@ from avow.storage.memory import MemoryStore
 from avow.testing.hunt import Mutation
 from avow.testing.naive import NaiveSimulation
 from avow.testing.two_phase import TwoPhaseSimulation
-from avow.testing.world import Landed, Machine, World
+from avow.testing.world import AckBeforeSyncWorld, Machine, World
 
 # ------------------------------------------------------------------ worlds
-
-
-class AckBeforeSyncWorld(World[QueueLane]):
-    def _carry_out(self, machine: Machine[QueueLane], effects: Effects) -> None:
-        super()._carry_out(machine, Effects(0, effects.sends_now + effects.sends_synced, [], []))
-        if effects.ticket and machine.replica is not None:
-            machine.store.write(effects.persist, Landed(self, machine, Effects(0, [], [], [])))
-            if not machine.syncing:
-                self._plan_sync(machine)
-            machine.replica.persisted(effects.ticket)
 
 
 class WipedPeerWorld(World[QueueLane]):

@@ -13,13 +13,15 @@ are equal, so nobody notices. This core exists for one purpose: the checkers mus
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from avow.peer.answers import Answer, Done, Refusal
 from avow.queue.outcomes import Outcome
 from avow.queue.state import QueueState
 from avow.replication.effects import Effects, Persist, SaveEntries
 from avow.replication.quorum import quorum
-from avow.testing.clients import Operation
+from avow.testing.clients import Client, Operation
+from avow.testing.driver import Driver
 from avow.testing.ledger import Ledger
 from avow.testing.plan import Plan
 from avow.testing.two_phase import LANE, TwoPhaseSimulation
@@ -119,6 +121,19 @@ class NaivePeer:
         sends.extend((peer, message) for peer in self.peers if peer != self.me)
 
 
+class NaiveDriver(Driver[NaivePeer, Client]):
+    def _parcel(self, client: Client) -> Callable[[NaivePeer, int, Machine[NaivePeer]], None]:
+        assert client.operation is not None
+        return partial(self._submit, client.operation)
+
+    @staticmethod
+    def _submit(operation: Operation, peer: NaivePeer, request: int, _target: Machine[NaivePeer]) -> None:
+        if operation.write is not None:
+            peer.write(request, operation)
+        else:
+            peer.answers.append((request, Refusal("INVALID_REQUEST")))
+
+
 class NaiveSimulation(TwoPhaseSimulation):
     """No faults, no crash, no loss: two peers that take writes at the same time are enough."""
 
@@ -142,11 +157,12 @@ class NaiveSimulation(TwoPhaseSimulation):
         peer.on_applied = lambda entry, outcome: _committed(ledger, number, entry, outcome)
         return peer
 
-    def _submit(self, lane: NaivePeer, request: int, operation: Operation, now: float) -> None:  # type: ignore[override]  # noqa: ARG002
-        if operation.write is not None:
-            lane.write(request, operation)
-        else:
-            lane.answers.append((request, Refusal("INVALID_REQUEST")))
+    def _clients(self) -> NaiveDriver:  # type: ignore[override]
+        clients = [
+            Client(number=number, operations=self.plan.ops_per_client, rng=self.world.rng, ledger=self.ledger)
+            for number in range(1, self.plan.clients + 1)
+        ]
+        return NaiveDriver(self.world, clients, addresses=self._addresses)  # type: ignore[arg-type]
 
     def _addresses(self) -> list[int]:
         return list(range(1, self.plan.peers + 1))

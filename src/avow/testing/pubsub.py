@@ -13,7 +13,6 @@ from typing import ClassVar, Final
 
 from msgspec.structs import replace
 
-from avow.errors import AvowError
 from avow.ids import REPAIRING
 from avow.peer.metadata_lane import METADATA_LANE, founding_snapshot
 from avow.peer.pubsub_queue import PubSubPeer
@@ -22,12 +21,11 @@ from avow.queue.outcomes import Outcome
 from avow.replication.effects import LaneImage, SaveSnapshot
 from avow.replication.membership import Members
 from avow.replication.two_phase.core import COORDINATOR
-from avow.testing.faults import Weather
 from avow.testing.ledger import Violation
 from avow.testing.plan import Plan, draw_plan
 from avow.testing.pubsub_clients import PubSubClient, PubSubDriver
 from avow.testing.pubsub_ledger import PubSubLedger
-from avow.testing.two_phase import BROKEN, Verdict
+from avow.testing.simulation import Simulation, Verdict
 from avow.testing.world import Machine, World
 from avow.wire.messages import Entry, Kind
 
@@ -40,67 +38,31 @@ _AT_FENCES: Final = (
 )
 
 
-class PubSubSimulation:
+class PubSubSimulation(Simulation[PubSubPeer]):
     """One seed. `peer_class` and `world_class` are replaced by mutations (see `pubsub_mutations`)."""
 
     strategy: ClassVar[str] = "pub-sub"
     peer_class: type[PubSubPeer] = PubSubPeer
-    world_class: type[World[PubSubPeer]] = World
+    driver: PubSubDriver
 
     def __init__(self, plan: Plan, *, tracing: bool = False) -> None:
-        self.plan = plan
         voters = tuple(range(1, plan.peers + 1))
         self.ledger = PubSubLedger(self._holders, voters=voters)
-        self.world = self.world_class(plan, boot=self._boot, tracing=tracing)
-        self.world.on_restart = self.ledger.restarted
         founding = founding_snapshot(voters, (QueueCommand("create", QUEUE, "pub-sub"),))
-        for number in range(1, plan.peers + plan.spare_peers + 1):
-            machine = self.world.add_machine(number)
-            if number in voters:
-                machine.store.write([SaveSnapshot(METADATA_LANE, founding, reset=True)], lambda _proof: None)
-                machine.store.sync()
-        for machine in self.world.machines.values():
-            self.world.start(machine)
-        clients = [
-            PubSubClient(number=number, operations=plan.ops_per_client, rng=self.world.rng, ledger=self.ledger)
-            for number in range(1, plan.clients + 1)
-        ]
-        self.driver = PubSubDriver(self.world, clients, addresses=self._addresses)
-        self.weather = Weather(
-            self.world, damage=self._damage, change_members=self._change_members, leader=self._leading_machine
+        super().__init__(
+            plan, ledger=self.ledger, founding=SaveSnapshot(METADATA_LANE, founding, reset=True), tracing=tracing
         )
+
+    def _clients(self) -> PubSubDriver:
+        clients = [
+            PubSubClient(number=number, operations=self.plan.ops_per_client, rng=self.world.rng, ledger=self.ledger)
+            for number in range(1, self.plan.clients + 1)
+        ]
+        return PubSubDriver(self.world, clients, addresses=self._addresses)
 
     @staticmethod
     def draw(seed: int) -> Plan:
         return draw_pubsub_plan(seed)
-
-    # ------------------------------------------------------------------ running
-
-    def run(self) -> Verdict:
-        world, plan = self.world, self.plan
-        violation = ""
-        try:
-            world.run(plan.duration_s)
-            self.weather.heal()
-            world.run(world.now + plan.heal_s, stop=self._settled)
-            if not self._settled():
-                raise Violation("no progress", self._why_not())
-            self._compare_states()
-        except Violation as broken:
-            violation = str(broken)
-        except (*BROKEN, AvowError) as broken:
-            violation = f"{type(broken).__name__}: {broken}"
-        return Verdict(
-            seed=plan.seed,
-            strategy=self.strategy,
-            peers=plan.peers,
-            events=world.events,
-            acknowledged=self.ledger.acknowledged,
-            hash=world.trace_hash([self._fingerprint(machine) for machine in world.machines.values()], violation),
-            counts=world.counts,
-            violation=violation,
-            trace=world.trace or [],
-        )
 
     def _boot(self, world: World[PubSubPeer], machine: Machine[PubSubPeer]) -> PubSubPeer:
         peer = self.peer_class(

@@ -22,12 +22,11 @@ from typing import Final
 from avow.peer.answers import Answer, Done, Reached, Refusal, Stored
 from avow.peer.lane import Write
 from avow.peer.pubsub_queue import PubSubPeer
+from avow.testing.driver import Driver
 from avow.testing.ledger import Violation
 from avow.testing.pubsub_ledger import PubSubLedger
-from avow.testing.world import Machine, World
+from avow.testing.world import Machine
 from avow.wire.messages import Kind
-
-ATTEMPT_S: Final = 0.4
 
 WRITE: Final = "write"
 CURSOR: Final = "cursor"
@@ -62,7 +61,7 @@ class PubSubClient:
     def finished(self) -> bool:
         return self.operation is None and not self.left
 
-    def begin(self) -> Operation | None:
+    def begin(self, now_ms: int) -> Operation | None:  # noqa: ARG002
         if self.left:
             self.left -= 1
             self.operation = self._draw()
@@ -84,6 +83,23 @@ class PubSubClient:
     def _write_id(self) -> bytes:
         self._counter += 1
         return b"%08d%08d" % (self.number, self._counter)
+
+    @property
+    def busy(self) -> bool:
+        return self.operation is not None
+
+    def hears_more(self, answer: Answer) -> bool:
+        """Where it is stored comes first, the outcome follows."""
+        operation = self.operation
+        if not isinstance(answer, Stored) or operation is None:
+            return False
+        if answer.lane != operation.lane:
+            raise Violation("agreement", f"{operation.write_id!r} was sent to {operation.lane} and stored as {answer}")
+        return True
+
+    def give_up(self) -> None:
+        if self.operation is not None:
+            self.operation.unsure = True
 
     def hear(self, answer: Answer) -> bool:
         """The answer to the current attempt; True when the operation is over, False when it must be tried again."""
@@ -125,49 +141,16 @@ class PubSubClient:
             operation.lane = 0  # this attempt did not happen, and there was no other
 
 
-class PubSubDriver:
-    """Carries attempts to peers and answers back; both get lost and come late."""
+class PubSubDriver(Driver[PubSubPeer, PubSubClient]):
+    """A write that is not bound to a lane yet is bound when it is sent, as by a session."""
 
-    def __init__(
-        self, world: World[PubSubPeer], clients: list[PubSubClient], *, addresses: Callable[[], list[int]]
-    ) -> None:
-        self._world, self.clients, self._addresses = world, clients, addresses
-        self._requests: dict[int, tuple[PubSubClient, int]] = {}
-        self._next_request = 0
-        world.on_answer = self._answered
-        for client in clients:
-            world.call(world.rng.random() * world.plan.think_s, partial(self._step, client))
-
-    @property
-    def finished(self) -> bool:
-        return all(client.finished for client in self.clients)
-
-    def _step(self, client: PubSubClient) -> None:
-        if client.begin() is not None:
-            self._attempt(client)
-
-    def _attempt(self, client: PubSubClient) -> None:
+    def _target(self, client: PubSubClient) -> Machine[PubSubPeer] | None:
         world, operation = self._world, client.operation
         assert operation is not None
-        client.attempt += 1
-        target = self._target(operation)
-        if target is None:
-            world.call(0.02 + 0.1 * world.rng.random(), partial(self._retry, client, client.attempt))
-            return
-        self._next_request += 1
-        request = self._next_request
-        self._requests[request] = (client, client.attempt)
-        if world.rng.random() >= world.loss:
-            world.call(world._delay(), partial(self._arrives, target, request, operation, operation.lane))
-        world.call(ATTEMPT_S, partial(self._given_up, client, client.attempt, request))
-
-    def _target(self, operation: Operation) -> Machine[PubSubPeer] | None:
-        """Where the next attempt goes. A write that is not bound yet is bound here, as by a session."""
-        world = self._world
         if operation.lane and world.rng.random() < 0.6:
             return world.machines[operation.owner]
-        addresses = self._addresses()
-        machine = world.machines[addresses[int(world.rng.random() * len(addresses))]]
+        machine = super()._target(client)
+        assert machine is not None
         if operation.kind != WRITE or operation.lane:
             return machine
         if machine.replica is None or not machine.replica.open_lane:
@@ -175,11 +158,15 @@ class PubSubDriver:
         operation.lane, operation.owner = machine.replica.open_lane, machine.number
         return machine
 
-    def _arrives(self, target: Machine[PubSubPeer], request: int, operation: Operation, lane: int) -> None:
-        world, peer = self._world, target.replica
-        if peer is None or world.now < target.paused_until_s:
-            return
-        now = target.clock(world.now)
+    def _parcel(self, client: PubSubClient) -> Callable[[PubSubPeer, int, Machine[PubSubPeer]], None]:
+        operation = client.operation
+        assert operation is not None
+        return partial(self._submit, operation, operation.lane)
+
+    def _submit(
+        self, operation: Operation, lane: int, peer: PubSubPeer, request: int, target: Machine[PubSubPeer]
+    ) -> None:
+        now = target.clock(self._world.now)
         if operation.kind == WRITE and target.number == operation.owner:
             write = Write(Kind.DATA, operation.write_id, operation.count, batch=operation.write_id)
             peer.write(request, write, now, lane=lane)
@@ -192,43 +179,3 @@ class PubSubDriver:
             peer.read_at_least(request, operation.versions)
         else:
             peer.read_local(request)
-        world.perform(target)
-
-    def _answered(self, request: int, answer: Answer) -> None:
-        world = self._world
-        if request in self._requests and world.rng.random() >= world.loss:
-            world.call(world._delay(), partial(self._heard, request, answer))
-
-    def _heard(self, request: int, answer: Answer) -> None:
-        known = self._requests.get(request)
-        if known is None or known[0].attempt != known[1]:
-            return
-        client, world = known[0], self._world
-        if world.trace is not None:
-            world.note(f"client {client.number} hears {answer}")
-        if isinstance(answer, Stored):
-            self._check_place(client, answer)
-            return  # the outcome follows
-        del self._requests[request]
-        if client.hear(answer):
-            world.call(world.rng.random() * world.plan.think_s, partial(self._step, client))
-        else:
-            client.attempt += 1  # this one is over; the next after a moment
-            world.call(0.02 + 0.1 * world.rng.random(), partial(self._retry, client, client.attempt))
-
-    @staticmethod
-    def _check_place(client: PubSubClient, answer: Stored) -> None:
-        operation = client.operation
-        assert operation is not None
-        if answer.lane != operation.lane:
-            raise Violation("agreement", f"{operation.write_id!r} was sent to {operation.lane} and stored as {answer}")
-
-    def _given_up(self, client: PubSubClient, attempt: int, request: int) -> None:
-        if client.attempt == attempt and client.operation is not None:
-            self._requests.pop(request, None)
-            client.operation.unsure = True
-            self._attempt(client)
-
-    def _retry(self, client: PubSubClient, attempt: int) -> None:
-        if client.attempt == attempt and client.operation is not None:
-            self._attempt(client)

@@ -22,23 +22,8 @@ from avow.replication.pubsub.lane import Lane
 from avow.replication.pubsub.settle import Settlement
 from avow.testing.hunt import Mutation
 from avow.testing.pubsub import PubSubSimulation
-from avow.testing.world import Landed, Machine, World
+from avow.testing.world import AckBeforeSyncWorld, World
 from avow.wire.messages import Entry
-
-# ------------------------------------------------------------------ worlds
-
-
-class AckBeforeSyncWorld(World[PubSubPeer]):
-    """Messages leave, and syncs are reported, when the write is handed over. It reaches the disk later, or never."""
-
-    def _carry_out(self, machine: Machine[PubSubPeer], effects: Effects) -> None:
-        super()._carry_out(machine, Effects(0, effects.sends_now + effects.sends_synced, [], []))
-        if effects.ticket and machine.replica is not None:
-            machine.store.write(effects.persist, Landed(self, machine, Effects(0, [], [], [])))
-            if not machine.syncing:
-                self._plan_sync(machine)
-            machine.replica.persisted(effects.ticket)
-
 
 # ------------------------------------------------------------------ cores
 

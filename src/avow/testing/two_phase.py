@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Final
-
-from msgspec import Struct
 
 from avow.ids import REPAIRING
 from avow.peer.queue_lane import QueueLane
@@ -16,91 +15,58 @@ from avow.replication.quorum import quorum
 from avow.replication.two_phase.core import COORDINATOR
 from avow.testing.clients import AT_LEAST, LINEARIZABLE, Client, Operation
 from avow.testing.driver import Driver
-from avow.testing.faults import Weather
 from avow.testing.ledger import Ledger, Violation
 from avow.testing.plan import Plan, draw_plan
+from avow.testing.simulation import Simulation, Verdict
 from avow.testing.world import Machine, World
 from avow.wire.messages import Entry, Kind, Snapshot
 
 LANE: Final = 1
-BROKEN: Final = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # a core that fell over
 
 
-class Verdict(Struct):
-    """What one seed showed. `violation` empty: every promise held."""
+class QueueDriver(Driver[QueueLane, Client]):
+    """Submits what clients of a two-phase queue want."""
 
-    seed: int
-    strategy: str
-    peers: int
-    events: int
-    acknowledged: int
-    hash: str
-    counts: dict[str, int]
-    violation: str = ""
-    trace: list[str] = []
+    def _parcel(self, client: Client) -> Callable[[QueueLane, int, Machine[QueueLane]], None]:
+        assert client.operation is not None
+        return partial(self._submit, client.operation)
+
+    def _submit(self, operation: Operation, lane: QueueLane, request: int, target: Machine[QueueLane]) -> None:
+        now = target.clock(self._world.now)
+        lane.discard_expired(int(now * 1000))
+        if operation.write is not None:
+            lane.write(request, operation.write, now)
+        elif operation.level == LINEARIZABLE:
+            lane.read(request, now)
+        elif operation.level == AT_LEAST:
+            lane.read_at_least(request, operation.version)
+        else:
+            lane.read_local(request)
 
 
-class TwoPhaseSimulation:
+class TwoPhaseSimulation(Simulation[QueueLane]):
     """One seed. `lane_class` and `world_class` are replaced by mutations (see `mutations`)."""
 
     strategy: ClassVar[str] = "two-phase"
     lane_class: type[QueueLane] = QueueLane
-    world_class: type[World[QueueLane]] = World
+    driver: QueueDriver
 
     def __init__(self, plan: Plan, *, tracing: bool = False) -> None:
-        self.plan = plan
         self.ledger = Ledger(self._stored_by_quorum)
-        self.world = self.world_class(plan, boot=self._boot, tracing=tracing)
-        self.world.on_restart = self.ledger.restarted
         voters = tuple(range(1, plan.peers + 1))
-        for number in range(1, plan.peers + plan.spare_peers + 1):
-            machine = self.world.add_machine(number)
-            if number in voters:
-                begin = SaveSnapshot(LANE, Snapshot(0, 0, voters, (), b""), reset=True)
-                machine.store.write([begin], lambda _proof: None)
-                machine.store.sync()
-        for machine in self.world.machines.values():
-            self.world.start(machine)
+        founding = SaveSnapshot(LANE, Snapshot(0, 0, voters, (), b""), reset=True)
+        super().__init__(plan, ledger=self.ledger, founding=founding, tracing=tracing)
+
+    def _clients(self) -> QueueDriver:
         clients = [
-            Client(number=number, operations=plan.ops_per_client, rng=self.world.rng, ledger=self.ledger)
-            for number in range(1, plan.clients + 1)
+            Client(number=number, operations=self.plan.ops_per_client, rng=self.world.rng, ledger=self.ledger)
+            for number in range(1, self.plan.clients + 1)
         ]
-        self.driver = Driver(self.world, clients, submit=self._submit, addresses=self._addresses)
-        self.weather = Weather(
-            self.world, damage=self._damage, change_members=self._change_members, leader=self._leading_machine
-        )
+        return QueueDriver(self.world, clients, addresses=self._addresses)
 
     @staticmethod
     def draw(seed: int) -> Plan:
         return draw_plan(seed)
-
-    # ------------------------------------------------------------------ running
-
-    def run(self) -> Verdict:
-        world, plan = self.world, self.plan
-        violation = ""
-        try:
-            world.run(plan.duration_s)
-            self.weather.heal()
-            world.run(world.now + plan.heal_s, stop=self._settled)
-            if not self._settled():
-                raise Violation("no progress", self._why_not())
-            self._compare_states()
-        except Violation as broken:
-            violation = str(broken)
-        except BROKEN as broken:
-            violation = f"{type(broken).__name__}: {broken}"
-        return Verdict(
-            seed=plan.seed,
-            strategy=self.strategy,
-            peers=plan.peers,
-            events=world.events,
-            acknowledged=self.ledger.acknowledged,
-            hash=world.trace_hash([self._fingerprint(machine) for machine in world.machines.values()], violation),
-            counts=world.counts,
-            violation=violation,
-            trace=world.trace or [],
-        )
 
     def _boot(self, world: World[QueueLane], machine: Machine[QueueLane]) -> QueueLane:
         image = machine.store.load().lanes.get(LANE) or LaneImage(entries=[])
@@ -121,17 +87,6 @@ class TwoPhaseSimulation:
         if entry.kind == Kind.CURSOR and machine.replica is not None:
             for name, subscriber in machine.replica.state.subscribers.by_name.items():
                 self.ledger.cursor(machine.number, name, subscriber.version)
-
-    def _submit(self, lane: QueueLane, request: int, operation: Operation, now: float) -> None:
-        lane.discard_expired(int(now * 1000))
-        if operation.write is not None:
-            lane.write(request, operation.write, now)
-        elif operation.level == LINEARIZABLE:
-            lane.read(request, now)
-        elif operation.level == AT_LEAST:
-            lane.read_at_least(request, operation.version)
-        else:
-            lane.read_local(request)
 
     # ------------------------------------------------------------------ what the ledger and the weather ask
 

@@ -116,7 +116,7 @@ class World(Generic[R]):
         heappush(
             heap,
             (
-                self.now + self._delay(),
+                self.now + self.delay_s(),
                 self._sequence,
                 DELIVER,
                 machine,
@@ -132,12 +132,13 @@ class World(Generic[R]):
             heappush(
                 heap,
                 (
-                    self.now + self._delay(), self._sequence, DELIVER, machine, source.number, message, machine.run,
+                    self.now + self.delay_s(), self._sequence, DELIVER, machine, source.number, message, machine.run,
                     source.run,
                 ),
             )  # fmt: skip
 
-    def _delay(self) -> float:
+    def delay_s(self) -> float:
+        """How long the next thing that travels will take."""
         plan, chance = self.plan, self._random()
         if chance < plan.straggler:
             return plan.delay_s * 10.0 * self._random()
@@ -330,6 +331,18 @@ class World(Generic[R]):
 
 def _ignore(*_what: object) -> None:
     """Nobody listens yet."""
+
+
+class AckBeforeSyncWorld(World[R]):
+    """A deliberate mistake: messages leave, and syncs are reported, before anything has reached the disk."""
+
+    def _carry_out(self, machine: Machine[R], effects: Effects) -> None:
+        super()._carry_out(machine, Effects(0, effects.sends_now + effects.sends_synced, [], []))
+        if effects.ticket and machine.replica is not None:
+            machine.store.write(effects.persist, Landed(self, machine, Effects(0, [], [], [])))
+            if not machine.syncing:
+                self._plan_sync(machine)
+            machine.replica.persisted(effects.ticket)
 
 
 class Landed(Generic[R]):
