@@ -32,6 +32,8 @@ TICK: Final = 2
 CALL: Final = 3  # anything else that was planned: requests, answers, faults
 TICK_S: Final = 0.025
 EVENTS_MAX: Final = 300_000
+EVENTS_BETWEEN_CHECKS: Final = 32
+TRACE_LINES_MAX: Final = 40_000
 
 
 class Replica(Protocol):
@@ -85,7 +87,7 @@ class World(Generic[R]):
         self._random = self.rng.random
         self._boot = boot
         self.now = 0.0
-        self.events = 0
+        self._folded = 0  # events whose times went into the hash already
         self.counts: dict[str, int] = {}
         self.machines: dict[int, Machine[R]] = {}
         self.blocked: set[int] = set()
@@ -149,40 +151,49 @@ class World(Generic[R]):
 
     # ------------------------------------------------------------------ the loop
 
+    @property
+    def events(self) -> int:
+        """Processed so far."""
+        return self._folded + len(self._times) // 2
+
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
         """Process events up to this time; `stop` is asked now and then and may end it earlier."""
         heap = self._heap
-        times = self._times
-        tracing = self.trace is not None
-        check_at = self.events
         while heap and heap[0][0] <= until:
+            if stop is not None and stop():
+                return
+            self._run_some(until, EVENTS_BETWEEN_CHECKS)
+            if self.trace is not None and len(self.trace) > TRACE_LINES_MAX:
+                del self.trace[: TRACE_LINES_MAX // 2]
+            if self.events > EVENTS_MAX:
+                raise AssertionError(f"{self.events} events by {self.now:.3f} s: the peers are talking in circles")
+        self.now = until
+
+    def _run_some(self, until: float, at_most: int) -> None:
+        """The hot loop: everything that can be done once for many events is done in `run`."""
+        heap, times = self._heap, self._times
+        deliver = self._deliver
+        for _ in range(at_most):
+            if not heap or heap[0][0] > until:
+                break
             now, sequence, kind, what, source, message, run, source_run = heappop(heap)
             self.now = now
-            self.events += 1
             times.append(now)
             times.append(sequence)
             if kind == DELIVER:
-                self._deliver(what, source, message, run, source_run)  # type: ignore[arg-type]
+                deliver(what, source, message, run, source_run)  # type: ignore[arg-type]
             elif kind == CALL:
                 what()  # type: ignore[operator]
             elif kind == SYNC:
                 self._sync(what, run)  # type: ignore[arg-type]
             else:
                 self._tick(what, run)  # type: ignore[arg-type]
-            if len(times) > 4096:
-                self._fold_times()
-                if self.events > EVENTS_MAX:
-                    raise AssertionError(f"{self.events} events by {now:.3f} s: the peers are talking in circles")
-            if tracing and len(self.trace) > 20_000:  # type: ignore[arg-type]
-                del self.trace[:10_000]  # type: ignore[union-attr]
-            if stop is not None and self.events >= check_at:
-                if stop():
-                    return
-                check_at = self.events + 32
-        self.now = max(self.now, until) if not heap or heap[0][0] > until else self.now
+        if len(times) > 4096:
+            self._fold_times()
 
     def _fold_times(self) -> None:
         self._hash.update(array("d", self._times).tobytes())
+        self._folded += len(self._times) // 2
         self._times.clear()
 
     def trace_hash(self, *more: object) -> str:
