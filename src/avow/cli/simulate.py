@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from avow.testing.campaign import STRATEGIES, Campaign, Sum, run_campaign, run_mutations
+from avow.testing.campaign import MUTATIONS_COUNT, STRATEGIES, Campaign, Sum, run_campaign, run_mutations
 from avow.testing.hunt import Caught
 
 TRACE_LINES = 60
@@ -172,11 +172,12 @@ def _show_seed(console: Console, strategy: str, seed: int, *, peers: int, whole:
 
 
 def _show_mutations(console: Console, *, jobs: int, as_json: bool) -> None:
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=30), console=console, transient=True, disable=as_json
-    ) as bar:
-        task = bar.add_task("hunting", total=None)
-        caught: list[Caught] = run_mutations(jobs=jobs, progress=lambda one: bar.update(task, description=one.name))
+    columns = (TextColumn("hunting"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=as_json) as bar:
+        task = bar.add_task("", total=MUTATIONS_COUNT)
+        caught: list[Caught] = run_mutations(
+            jobs=jobs, progress=lambda one: bar.update(task, advance=1, description=one.name)
+        )
     survivors = [one for one in caught if not one.seeds]
     if as_json:
         _print_json({"survivors": [one.name for one in survivors], "mutations": msgspec.to_builtins(caught)})

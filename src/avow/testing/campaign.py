@@ -28,6 +28,7 @@ REPEAT_EVERY: Final = (
     50  # every so many seeds one is run a second time, in another process, and must give the same hash
 )
 FAILURES_KEPT: Final = 20
+MUTATIONS_COUNT: Final = len(TWO_PHASE_MUTATIONS) + len(PUBSUB_MUTATIONS)
 
 STRATEGIES: Final[dict[str, Callable[..., Verdict]]] = {
     "two-phase": simulate_two_phase,
