@@ -101,14 +101,27 @@ def _print_campaign(console: Console, campaign: Campaign) -> None:
     if campaign.held:
         console.print(f"[bold green]All promises held[/] in {total.seeds:,} runs. 0 violations.")
         return
+    if campaign.failures:
+        _print_trace_end(console, campaign.strategy, campaign.failures[0][0], peers=campaign.peers)
     for seed, violation in campaign.failures[:5]:
         console.print(f"[bold red]seed {seed}[/]: {violation}", markup=True, soft_wrap=True)
-        console.print(f"  see it again: avow simulate --strategy {campaign.strategy} --seed {seed} --trace")
+        console.print(f"  see it again: {_again(campaign, seed)}", soft_wrap=True)
     for seed in campaign.unstable[:5]:
         console.print(
             f"[bold red]seed {seed}[/] gave two different traces: something reads the clock or an unordered set"
         )
     console.print(f"[bold red]{campaign.failed} of {total.seeds:,} runs broke a promise.[/]")
+
+
+def _again(campaign: Campaign, seed: int) -> str:
+    peers = f" --peers {campaign.peers}" if campaign.peers else ""
+    return f"avow simulate --strategy {campaign.strategy}{peers} --seed {seed} --trace"
+
+
+def _print_trace_end(console: Console, strategy: str, seed: int, *, peers: int) -> None:
+    console.print(f"the last {TRACE_LINES} lines of seed {seed}:")
+    for line in STRATEGIES[strategy](seed, peers=peers, tracing=True).trace[-TRACE_LINES:]:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _rows(sums: list[Sum]) -> list[tuple[str, list[str]]]:

@@ -65,6 +65,7 @@ class Campaign(Struct):
 
     strategy: str
     first_seed: int
+    peers: int = 0  # in each cluster; 0: as the seed says
     by_peers: dict[int, Sum] = field(default_factory=dict)
     failures: list[tuple[int, str]] = field(default_factory=list)
     failed: int = 0
@@ -114,7 +115,7 @@ def run_campaign(
 ) -> Campaign:
     """Simulate `seeds` seeds; `progress` sees the sums grow."""
     jobs = jobs or os.cpu_count() or 1
-    campaign = Campaign(strategy, first_seed, jobs=jobs)
+    campaign = Campaign(strategy, first_seed, peers, jobs=jobs)
     hashes: dict[int, str] = {}
     again: dict[int, str] = {}
     began = time.monotonic()
