@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from two_phase_hand import B1, B2, B3, VOTERS, coordinator, core, data, image_of, said, sync
 
-from avow.errors import DiskFull, InvalidRequest, MembershipBusy, Offline
-from avow.ids import REPAIRING, ballot_of
-from avow.replication.effects import Effects, LaneImage, SaveCut, SaveEntries, SaveState
-from avow.replication.membership import Members, encode_members
-from avow.replication.tuning import Tuning
-from avow.replication.two_phase.claim import DONE, WAIT, Claiming
-from avow.replication.two_phase.core import COORDINATOR, FOLLOWER, TwoPhaseCore
+from avow.errors import DiskFull
+from avow.ids import REPAIRING
+from avow.replication.effects import SaveCut, SaveEntries, SaveState
+from avow.replication.two_phase.core import FOLLOWER
 from avow.wire.messages import (
     Claim,
     Confirm,
     Confirmed,
     Enqueue,
-    Entry,
     Fetch,
     Fetched,
     Heartbeat,
@@ -31,44 +28,6 @@ from avow.wire.messages import (
     Reject,
     Snapshot,
 )
-
-VOTERS = (1, 2, 3)
-B1, B2, B3 = ballot_of(1, 1), ballot_of(2, 2), ballot_of(3, 3)
-
-
-def core(me: int = 1, *, voters: tuple[int, ...] = VOTERS, image: LaneImage | None = None) -> TwoPhaseCore:
-    image = image or LaneImage(snapshot=Snapshot(0, 0, voters, (), b""), entries=[])
-    return TwoPhaseCore(me=me, lane=1, image=image, rng=lambda: 0.5, tuning=Tuning(), now=0.0)
-
-
-def data(position: int, origin: int) -> Entry:
-    return Entry(position, origin, Kind.DATA, 1, b"%016d" % position)
-
-
-def sync(peer: TwoPhaseCore) -> tuple[Effects | None, list[tuple[int, Message]]]:
-    """Perform everything at once; returns the effects and all messages that left."""
-    effects = peer.drain()
-    if effects is None:
-        return None, []
-    if effects.ticket:
-        peer.persisted(effects.ticket)
-    return effects, effects.sends_now + effects.sends_synced
-
-
-def said(peer: TwoPhaseCore, kind: type) -> list[Message]:
-    return [message for _, message in sync(peer)[1] if isinstance(message, kind)]
-
-
-def coordinator(*, log: tuple[Entry, ...] = ()) -> TwoPhaseCore:
-    """Peer 1 of three, coordinating with a take-over log of its own, all synced."""
-    peer = core(image=LaneImage(stamped=0, snapshot=Snapshot(0, 0, VOTERS, (), b""), entries=list(log)))
-    peer.tick(1.0)
-    peer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(peer)
-    peer.receive(2, Promise(peer.promised, 0, 0, 0), 1.0)
-    assert peer.role == COORDINATOR
-    sync(peer)
-    return peer
 
 
 def test_nothing_that_depends_on_the_disk_leaves_before_the_sync() -> None:
@@ -110,7 +69,7 @@ def test_a_gap_is_rejected_with_where_the_logs_surely_agree() -> None:
 
 
 def test_a_different_entry_is_cut_and_replaced() -> None:
-    follower = core(3, image=_image([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
+    follower = core(3, image=image_of([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (data(2, B2),), 2, 0), 0.0)
     effects, messages = sync(follower)
     assert effects is not None
@@ -120,7 +79,7 @@ def test_a_different_entry_is_cut_and_replaced() -> None:
 
 
 def test_the_stamp_comes_with_the_last_piece_of_the_take_over_log() -> None:
-    follower = core(3, image=_image([data(1, B1)], stamped=B1, promised=B1))
+    follower = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (data(2, B1),), 3, 0), 0.0)
     assert said(follower, Ready) == [Ready(B2, 2, False)]
     assert follower.stamped == B1
@@ -130,7 +89,7 @@ def test_the_stamp_comes_with_the_last_piece_of_the_take_over_log() -> None:
 
 
 def test_the_stamp_cuts_what_lies_beyond_the_match() -> None:
-    follower = core(3, image=_image([data(1, B1), data(2, B1), data(3, B1)], stamped=B1, promised=B1))
+    follower = core(3, image=image_of([data(1, B1), data(2, B1), data(3, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (), 1, 0), 0.0)
     sync(follower)
     assert follower.log.end == 1
@@ -158,7 +117,7 @@ def test_entries_that_contradict_what_is_committed_are_ignored() -> None:
 
 
 def test_the_cursor_moves_only_over_what_matched_this_coordinator() -> None:
-    follower = core(3, image=_image([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
+    follower = core(3, image=image_of([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (), 5, 5), 0.0)
     sync(follower)
     assert follower.committed == 1
@@ -167,7 +126,7 @@ def test_the_cursor_moves_only_over_what_matched_this_coordinator() -> None:
 
 
 def test_a_restarted_follower_with_the_stamp_follows_the_cursor_at_once() -> None:
-    follower = core(3, image=_image([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
+    follower = core(3, image=image_of([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
     follower.receive(1, Heartbeat(B1, True, 2), 0.0)
     assert follower.committed == 2
 
@@ -251,7 +210,7 @@ def test_reads_during_a_round_share_the_next_one() -> None:
 
 
 def test_a_damaged_peer_says_so_in_its_promise_and_does_not_claim() -> None:
-    damaged = core(3, image=_image([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
+    damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     effects, _ = sync(damaged)
     assert effects is not None
     assert effects.persist == [SaveState(1, B1, REPAIRING)]
@@ -262,7 +221,7 @@ def test_a_damaged_peer_says_so_in_its_promise_and_does_not_claim() -> None:
 
 
 def test_a_damaged_peer_tells_the_coordinator_that_believes_it_whole() -> None:
-    damaged = core(3, image=_image([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
+    damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     sync(damaged)
     damaged.receive(1, Heartbeat(B1, True, 0), 0.0)
     assert said(damaged, Reject) == [Reject(B1, 0, 2)]
@@ -282,7 +241,7 @@ def test_a_damaged_peer_must_hold_again_what_it_was_counted_for() -> None:
 
 def test_a_stamp_after_repair_tells_storage_to_keep_what_the_repair_brought() -> None:
     """Found by a simulated seed: the disk was cut at the match, the memory at the committed cursor."""
-    damaged = core(3, image=_image([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
+    damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     sync(damaged)
     damaged.receive(2, Fetched(0, 0, 0, (data(1, B1), data(2, B1)), 2, 2), 0.0)
     sync(damaged)
@@ -319,13 +278,13 @@ def test_a_repair_snapshot_is_taken_whoever_coordinates() -> None:
 
 
 def test_a_donor_that_promised_somebody_else_does_not_serve_a_take_over() -> None:
-    donor = core(2, image=_image([data(1, B1)], stamped=B1, promised=B3))
+    donor = core(2, image=image_of([data(1, B1)], stamped=B1, promised=B3))
     donor.receive(1, Fetch(B2, 0, 0), 0.0)
     assert said(donor, Nack) == [Nack(B2, B3)]
 
 
 def test_repair_never_serves_what_is_not_committed() -> None:
-    donor = core(2, image=_image([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
+    donor = core(2, image=image_of([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
     donor.receive(1, Heartbeat(B1, True, 1), 0.0)
     donor.receive(3, Fetch(0, 0, 0), 0.0)
     (fetched,) = said(donor, Fetched)
@@ -337,169 +296,3 @@ def test_a_probe_by_a_peer_that_was_removed_is_told_to_be_quiet() -> None:
     peer = core(1, voters=(1, 2))
     peer.receive(3, Probe(B3), 0.0)
     assert said(peer, ProbeAnswer) == [ProbeAnswer(B3, True, 0)]
-
-
-# ---------------------------------------------------------------------- claims
-
-
-def test_a_claim_needs_a_quorum_of_undamaged_promises_and_its_own() -> None:
-    claim = Claiming(me=1, ballot=B1, freshness=(0, 0))
-    claim.promised(2, stamped=0, end=0, damaged_from=0)
-    assert claim.decide(VOTERS) == WAIT
-    claim.promised(3, stamped=REPAIRING, end=9, damaged_from=3)
-    claim.promised(1, stamped=0, end=0, damaged_from=0)
-    assert claim.decide(VOTERS) == DONE
-    assert claim.decide((1, 3)) == WAIT
-
-
-def test_the_freshest_log_is_the_last_stamped_then_the_longest() -> None:
-    claim = Claiming(me=1, ballot=B3, freshness=(B1, 9))
-    claim.promised(1, stamped=B1, end=9, damaged_from=0)
-    claim.promised(2, stamped=B2, end=3, damaged_from=0)
-    assert claim.decide(VOTERS) == 2
-
-
-def test_an_adopted_log_that_names_more_voters_asks_for_their_promises_too() -> None:
-    """Otherwise a claimer with an old log could coordinate five peers on the word of two."""
-    claimer = core(1)
-    claimer.tick(1.0)
-    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(claimer)
-    ballot = claimer.promised
-    five = Entry(1, B1, Kind.MEMBERS, control=encode_members(Members((1, 2, 3, 4, 5))))
-    claimer.receive(2, Promise(ballot, B1, 1, 0), 1.0)
-    sync(claimer)
-    claimer.receive(2, Fetched(ballot, 0, 0, (five,), 1, 0), 1.0)
-    targets = [peer for peer, message in sync(claimer)[1] if isinstance(message, Claim)]
-    assert targets == [3, 4, 5]
-    assert claimer.role != COORDINATOR
-    claimer.receive(4, Promise(ballot, 0, 0, 0), 1.0)
-    assert claimer.role == COORDINATOR
-
-
-def test_a_claim_is_given_up_when_the_donor_holds_less_than_it_promised() -> None:
-    """Found by a simulated damage between the promise and the last piece: the missing entry was committed."""
-    claimer = core(1)
-    claimer.tick(1.0)
-    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(claimer)
-    claimer.receive(2, Promise(claimer.promised, B1, 2, 0), 1.0)
-    sync(claimer)
-    claimer.receive(2, Fetched(claimer.promised, 0, 0, (data(1, B1),), 1, 1), 1.0)
-    assert claimer.role == FOLLOWER
-
-
-def test_a_damaged_donor_serves_no_take_over() -> None:
-    donor = core(2, image=_image([data(1, B1)], stamped=B1, promised=B2, damaged_from=2))
-    sync(donor)
-    donor.receive(1, Fetch(B2, 0, 0), 0.0)
-    assert said(donor, Fetched) == []
-
-
-def test_a_claimer_that_finds_itself_removed_gives_up() -> None:
-    claimer = core(1)
-    claimer.tick(1.0)
-    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(claimer)
-    without = Entry(1, B1, Kind.MEMBERS, control=encode_members(Members((2, 3))))
-    claimer.receive(2, Promise(claimer.promised, B1, 1, 0), 1.0)
-    sync(claimer)
-    claimer.receive(2, Fetched(claimer.promised, 0, 0, (without,), 1, 0), 1.0)
-    assert claimer.role == FOLLOWER
-
-
-def test_a_single_peer_coordinates_itself() -> None:
-    alone = core(1, voters=(1,))
-    alone.tick(1.0)
-    sync(alone)
-    assert alone.role == COORDINATOR
-    alone.append(Kind.DATA, count=1, write_id=b"w" * 16)
-    sync(alone)
-    assert alone.committed == 2
-
-
-# ---------------------------------------------------------------------- membership
-
-
-def test_membership_changes_come_one_at_a_time_and_after_an_entry_of_the_own_ballot() -> None:
-    peer = coordinator()
-    with pytest.raises(MembershipBusy, match="taken over"):
-        peer.change_members(Members(VOTERS, (4,)))
-    peer.receive(2, Ready(peer.promised, 1, True), 1.0)
-    peer.change_members(Members(VOTERS, (4,)))
-    with pytest.raises(MembershipBusy, match="not committed"):
-        peer.change_members(Members(VOTERS, (4, 5)))
-
-
-def test_a_learner_votes_only_after_it_has_caught_up() -> None:
-    peer = coordinator()
-    peer.receive(2, Ready(peer.promised, 1, True), 1.0)
-    peer.change_members(Members(VOTERS, (4,)))
-    sync(peer)
-    peer.receive(2, Ready(peer.promised, 2, True), 1.0)
-    with pytest.raises(MembershipBusy, match="caught up"):
-        peer.change_members(Members((1, 2, 3, 4)))
-    peer.receive(4, Ready(peer.promised, 2, True), 1.0)
-    assert peer.change_members(Members((1, 2, 3, 4))) == 3
-
-
-@pytest.mark.parametrize(
-    ("wanted", "why"),
-    [
-        (Members(()), "at least one voter"),
-        (Members((1, 2, 3, 4)), "learner"),
-        (Members((1,)), "one voter at a time"),
-        (Members(VOTERS, (3,)), "twice"),
-        (Members(VOTERS, tuple(range(4, 60))), "at most"),
-    ],
-)
-def test_a_membership_that_does_not_follow_is_refused_by_name(wanted: Members, why: str) -> None:
-    peer = coordinator()
-    peer.receive(2, Ready(peer.promised, 1, True), 1.0)
-    with pytest.raises(InvalidRequest, match=why):
-        peer.change_members(wanted)
-    assert peer.log.end == 1
-
-
-def test_a_cut_takes_the_membership_entry_with_it() -> None:
-    five = Entry(2, B1, Kind.MEMBERS, control=encode_members(Members((1, 2, 3, 4))))
-    follower = core(3, image=_image([data(1, B1), five], stamped=B1, promised=B1))
-    assert follower.members.voters == (1, 2, 3, 4)
-    follower.receive(2, Enqueue(B2, 1, B1, (data(2, B2),), 2, 0), 0.0)
-    assert follower.members.voters == VOTERS
-
-
-def test_a_coordinator_that_removed_itself_changes_nothing_more() -> None:
-    peer = coordinator()
-    peer.receive(2, Ready(peer.promised, 1, True), 1.0)
-    peer.change_members(Members((2, 3)))
-    sync(peer)
-    peer.receive(2, Ready(peer.promised, 2, True), 1.0)
-    peer.receive(3, Ready(peer.promised, 2, True), 1.0)
-    assert peer.committed == 2
-    with pytest.raises(MembershipBusy, match="removed"):
-        peer.change_members(Members((2, 3), (1,)))
-
-
-def test_only_a_coordinator_changes_members() -> None:
-    with pytest.raises(Offline):
-        core(1).change_members(Members(VOTERS, (4,)))
-
-
-def test_too_much_in_flight_is_refused() -> None:
-    peer = coordinator()
-    peer.tuning = Tuning(in_flight_entries=3)
-    peer.append(Kind.DATA, count=1, write_id=b"1" * 16)
-    peer.append(Kind.DATA, count=1, write_id=b"2" * 16)
-    with pytest.raises(Offline, match="wait for a quorum"):
-        peer.append(Kind.DATA, count=1, write_id=b"3" * 16)
-
-
-def _image(entries: list[Entry], *, stamped: int, promised: int, damaged_from: int = 0) -> LaneImage:
-    return LaneImage(
-        promised=promised,
-        stamped=stamped,
-        snapshot=Snapshot(0, 0, VOTERS, (), b""),
-        entries=entries,
-        damaged_from=damaged_from,
-    )

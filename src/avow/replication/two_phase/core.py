@@ -23,11 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from avow.replication.effects import LaneImage, SaveSnapshot, SaveTrim
-from avow.replication.tuning import Tuning
+from avow.replication.effects import SaveSnapshot, SaveTrim
 from avow.replication.two_phase.coordinator import Coordinator
 from avow.replication.two_phase.lane_peer import CLAIMING, COORDINATOR, FOLLOWER, PROBING, ROLES
-from avow.replication.two_phase.log import Read
 from avow.wire.messages import (
     Claim,
     Confirm,
@@ -51,19 +49,8 @@ __all__ = ["CLAIMING", "COORDINATOR", "FOLLOWER", "PROBING", "ROLES", "TwoPhaseC
 
 
 class TwoPhaseCore(Coordinator):
-    def __init__(
-        self,
-        *,
-        me: int,
-        lane: int,
-        image: LaneImage,
-        rng: Callable[[], float],
-        tuning: Tuning,
-        now: float,
-        read: Read | None = None,
-    ) -> None:
-        super().__init__(me=me, lane=lane, image=image, rng=rng, tuning=tuning, now=now, read=read)
-        self._on: dict[type, Callable[..., None]] = {
+    def _handlers(self) -> dict[type, Callable[..., None]]:
+        return {
             Enqueue: self._on_enqueue,
             Ready: self._on_ready,
             Heartbeat: self._on_heartbeat,

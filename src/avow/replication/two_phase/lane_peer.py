@@ -79,6 +79,11 @@ class LanePeer(ABC):
         self._persist: list[Persist] = []
         if image.damaged_from and self.stamped != REPAIRING:
             self._save_state(promised=self.promised, stamped=REPAIRING)
+        self._on = self._handlers()
+
+    @abstractmethod
+    def _handlers(self) -> dict[type, Callable[..., None]]:
+        """Which method takes which message."""
 
     def drain(self) -> Effects | None:
         """Everything to do since the last call, or None."""
