@@ -1,7 +1,8 @@
 """What a client hears: done, refused, unknown. One value for each, for writes and reads alike.
 
 Done      it happened; for a write the versions it got, for a read the version the reader has reached
-Refusal   definite: it did not and will not happen (`code` is an error's code, `cursor` the lane's end if that is why)
+Refusal   definite: it did not and will not happen. `code` is an error's code; `cursor` is the lane's end for NOT_EQUAL,
+          the last version of what was published for ALREADY_DECIDED, else 0
 Lost      indefinite: this peer cannot know any more; repeat with the same write id to find out
 Stored    pub-sub, before the outcome of a write: where to ask about it later
 Reached   pub-sub, for a read: the version this peer shows of every lane

@@ -59,9 +59,9 @@ class Machine(Generic[R]):
         "store", "sync_factor", "syncing",
     )  # fmt: skip
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, store: MemoryStore) -> None:
         self.number = number
-        self.store = MemoryStore()
+        self.store = store
         self.replica: R | None = None  # None: the process is down
         self.run = 0
         self.heard_run: dict[int, int] = {}
@@ -81,6 +81,8 @@ class ProcessDied(Exception):
 
 
 class World(Generic[R]):
+    store_class: type[MemoryStore] = MemoryStore
+
     def __init__(self, plan: Plan, *, boot: Callable[[World[R], Machine[R]], R], tracing: bool = False) -> None:
         self.plan = plan
         self.rng = Random(plan.seed)
@@ -301,7 +303,7 @@ class World(Generic[R]):
     # ------------------------------------------------------------------ machines
 
     def add_machine(self, number: int) -> Machine[R]:
-        machine: Machine[R] = Machine(number)
+        machine: Machine[R] = Machine(number, self.store_class())
         plan = self.plan
         machine.clock_offset_s = plan.skew_s * self._random()
         machine.clock_rate = 1.0 + plan.drift * (self._random() - 0.5)
