@@ -17,10 +17,13 @@ from avow.wire.messages import (
     Entry,
     Fetch,
     Fetched,
+    Install,
     Kind,
+    Nack,
     ProbeAnswer,
     Promise,
     Ready,
+    Snapshot,
 )
 
 # ---------------------------------------------------------------------- claims
@@ -71,6 +74,49 @@ def test_a_claim_is_given_up_when_the_donor_holds_less_than_it_promised() -> Non
     sync(claimer)
     claimer.receive(2, Fetched(claimer.promised, 0, 0, (data(1, B1),), 1, 1), 1.0)
     assert claimer.role == FOLLOWER
+
+
+def test_a_snapshot_for_a_claim_that_was_given_up_gives_no_stamp() -> None:
+    """Found by a simulated seed: the donor's answer came after a Nack and passed for a coordinator's."""
+    claimer = core(1)
+    claimer.tick(1.0)
+    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
+    sync(claimer)
+    ballot = claimer.promised
+    claimer.receive(2, Promise(ballot, B1, 9, 0), 1.0)
+    claimer.receive(3, Nack(ballot, B3), 1.0)
+    assert claimer.role == FOLLOWER
+    sync(claimer)
+    claimer.receive(2, Install(ballot, Snapshot(8, B1, VOTERS, (), b"state"), 0, 8), 1.0)
+    assert said(claimer, Ready) == []
+    assert claimer.stamped == 0
+
+
+def test_a_claimer_that_is_far_behind_goes_on_from_the_donors_snapshot() -> None:
+    claimer = core(1)
+    claimer.tick(1.0)
+    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
+    sync(claimer)
+    ballot = claimer.promised
+    claimer.receive(2, Promise(ballot, B1, 9, 0), 1.0)
+    sync(claimer)
+    claimer.receive(2, Install(ballot, Snapshot(8, B1, VOTERS, (), b"state"), 0, 8), 1.0)
+    assert said(claimer, Fetch) == [Fetch(ballot, 8, B1)]
+    claimer.receive(2, Fetched(ballot, 8, B1, (data(9, B1),), 9, 8), 1.0)
+    assert claimer.role == COORDINATOR
+    assert claimer.takeover_end == 9
+
+
+def test_a_snapshot_is_answered_with_its_own_position_and_no_more() -> None:
+    """What is committed here beyond it may be unknown to a coordinator that was replaced."""
+    follower = core(3)
+    entries = tuple(data(position, B2) for position in range(1, 6))
+    follower.receive(2, Fetched(0, 0, 0, entries, 5, 5), 0.0)
+    sync(follower)
+    assert follower.committed == 5
+    follower.receive(1, Install(B1, Snapshot(2, B2, VOTERS, (), b"state"), 2, 2), 0.0)
+    assert said(follower, Ready) == [Ready(B1, 2, True)]
+    assert follower.log.end == 5
 
 
 def test_a_damaged_donor_serves_no_take_over() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from avow.ids import peer_of
 from avow.replication.effects import SaveCut, SaveEntries, SaveSnapshot
 from avow.replication.two_phase.lane_peer import CLAIMING, FOLLOWER, LanePeer
 from avow.wire.messages import (
@@ -133,30 +134,37 @@ class Follower(LanePeer):
             self.committed = upto
 
     def _on_install(self, source: int, message: Install, now: float) -> None:
-        if not message.ballot:  # a repair: committed, whoever coordinates
-            if message.snapshot.position > self.committed and self.role == FOLLOWER and not self.full:
-                self._take_snapshot(message.snapshot)
+        ballot, matched = message.ballot, message.snapshot.position
+        if not ballot or peer_of(ballot) == self.me:
+            self._on_snapshot_fetched(source, message)
             return
-        if message.ballot < self.promised:
-            self._now.append((source, Nack(message.ballot, self.promised)))
+        if ballot < self.promised:
+            self._now.append((source, Nack(ballot, self.promised)))
             return
-        if message.ballot > self.promised:
-            self._promise(message.ballot, now)
+        if ballot > self.promised:
+            self._promise(ballot, now)
+        self._hear_coordinator(source, ballot, now)
+        if matched > self.committed:
+            if self.full:
+                return
+            self._take_snapshot(message.snapshot)
+        self._matched = max(self._matched, matched)
+        if self.stamped != ballot and self._may_stamp(matched, message.takeover_end):
+            self._stamp(ballot, matched)
+        self._synced.append((source, Ready(ballot, matched, self.stamped == ballot)))
+
+    def _on_snapshot_fetched(self, source: int, message: Install) -> None:
+        """From a peer that was asked, for repair or by my claim: it says what is committed, and nothing of stamps."""
         claim = self.claim
         adopting = self.role == CLAIMING and claim is not None and source == claim.donor
-        if not adopting:
-            self._hear_coordinator(source, message.ballot, now)
-        snapshot = message.snapshot
-        if snapshot.position > self.committed and not self.full:
-            self._take_snapshot(snapshot)
+        wanted = adopting if message.ballot else self.role == FOLLOWER
+        if not wanted or self.full:
+            return  # a claim that was given up meanwhile, or no room
+        if message.snapshot.position > self.committed:
+            self._take_snapshot(message.snapshot)
         if adopting and claim is not None:
             claim.fetch_after = self.committed
             self._fetch_piece()
-            return
-        self._matched = max(self._matched, self.committed)
-        if self.stamped != message.ballot and self._may_stamp(self._matched, message.takeover_end):
-            self._stamp(message.ballot, self._matched)
-        self._synced.append((source, Ready(message.ballot, self._matched, self.stamped == message.ballot)))
 
     def _take_snapshot(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
