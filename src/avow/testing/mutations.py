@@ -7,6 +7,7 @@ here is reachable from a peer.
 
 from __future__ import annotations
 
+from avow.peer.answers import Refusal
 from avow.peer.lane import Asker
 from avow.peer.queue_lane import QueueLane
 from avow.queue.commands import CursorCommand
@@ -14,16 +15,17 @@ from avow.queue.outcomes import Outcome
 from avow.queue.projection import Refusal as Foreseen
 from avow.queue.subscribers import Subscribers
 from avow.queue.write_ids import Recent
-from avow.replication.effects import Effects, SaveState
+from avow.replication.effects import Effects, SaveSnapshot, SaveState
 from avow.replication.membership import Members
 from avow.replication.two_phase.claim import DONE, WAIT, Claiming
-from avow.replication.two_phase.core import TwoPhaseCore
+from avow.replication.two_phase.core import FOLLOWER, TwoPhaseCore
 from avow.replication.two_phase.progress import Progress
 from avow.storage.memory import MemoryStore
 from avow.testing.hunt import Mutation
 from avow.testing.naive import NaiveSimulation
 from avow.testing.two_phase import TwoPhaseSimulation
 from avow.testing.world import AckBeforeSyncWorld, Machine, World
+from avow.wire.messages import Install, Snapshot
 
 # ------------------------------------------------------------------ worlds
 
@@ -37,9 +39,6 @@ class WipedPeerWorld(World[QueueLane]):
             kept = machine.store.load().lanes[1].snapshot if machine.store.load().lanes else None
             machine.store = MemoryStore()
             if kept is not None:
-                from avow.replication.effects import SaveSnapshot
-                from avow.wire.messages import Snapshot
-
                 first = Snapshot(0, 0, kept.voters, kept.learners, b"")
                 machine.store.write([SaveSnapshot(1, first, reset=True)], lambda _proof: None)
                 machine.store.sync()
@@ -110,6 +109,18 @@ class RepairedTooEarly(TwoPhaseCore):
         return self.takeover_end
 
 
+class AnswersOutliveQuestions(TwoPhaseCore):
+    """A donor's snapshot is taken for a coordinator's, also when the claim that asked for it was given up."""
+
+    def _on_snapshot_fetched(self, source: int, message: Install) -> None:
+        if message.ballot != self.promised or self.role != FOLLOWER or self.full:
+            super()._on_snapshot_fetched(source, message)
+            return
+        if message.snapshot.position > self.committed:
+            self._take_snapshot(message.snapshot)
+        self._stamp(message.ballot, self.committed)
+
+
 class UnconfirmedReads(TwoPhaseCore):
     def read_index(self, request: int) -> None:
         self.reads_done.append((request, self.committed))
@@ -141,8 +152,6 @@ class ManyMembersAtOnce(TwoPhaseCore):
 
 class UnconfirmedRefusal(QueueLane):
     def _refuse(self, asker: Asker, refusal: Foreseen) -> None:
-        from avow.peer.answers import Refusal
-
         self._answer(asker, Refusal(refusal.code, refusal.last_version))
 
 
@@ -150,8 +159,6 @@ class RefuseWhatIsUnknown(QueueLane):
     """A coordinator that loses its place tells its clients "no" instead of "unknown"."""
 
     def _role_changed(self, ballot: int) -> None:
-        from avow.peer.answers import Refusal
-
         writers, self._writers = self._writers, {}
         for waiting in writers.values():
             for asker in waiting:
@@ -246,6 +253,7 @@ TWO_PHASE_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("forget promises", "a promise is not written down", _with_core(ForgetPromises)),
     Mutation("damage is absence", "a log that lost entries votes like a short one", _with_core(DamageIsAbsence)),
     Mutation("repaired too early", "a damaged log counts before it is whole again", _with_core(RepairedTooEarly)),
+    Mutation("answers outlive questions", "a stamp from a claim given up", _with_core(AnswersOutliveQuestions)),
     Mutation("unconfirmed reads", "a coordinator trusts that it still is one", _with_core(UnconfirmedReads)),
     Mutation("commit what was not matched", "the cursor is believed for any entry", _with_core(CommitUnmatched)),
     Mutation("many members at once", "changes that share no voter", _with_core(ManyMembersAtOnce)),

@@ -41,6 +41,7 @@ class Plan(Struct, frozen=True):
 
     beat_s: float
     claim_s: float
+    claim_jitter_s: float  # the less, the more claims cross each other
 
     @property
     def tuning(self) -> Tuning:
@@ -48,7 +49,7 @@ class Plan(Struct, frozen=True):
             heartbeat_interval_s=self.beat_s,
             heartbeat_fresh_s=5 * self.beat_s,
             claim_delay_s=self.claim_s,
-            claim_jitter_s=self.claim_s,
+            claim_jitter_s=self.claim_jitter_s,
             owner_dead_after_s=3 * self.claim_s,
             piece_entries=self.piece_entries,
             pipeline_entries=self.pipeline_entries,
@@ -92,7 +93,7 @@ def draw_plan(seed: int, *, peers: int = 0) -> Plan:
         ops_per_client=rng.choice((12, 20, 30)),
         piece_entries=1 if stormy else rng.choice((1, 2, 2, 64)),
         pipeline_entries=rng.choice((1, 4, 64)) if stormy else 64,
-        snapshot_every=rng.choice((0, 0, 6, 15)),
+        snapshot_every=rng.choice((0, 2, 5) if stormy else (0, 6, 15)),
         loss=0.0 if quiet else rng.choice((0.0, 0.1, 0.3) if stormy else (0.0, 0.01, 0.05, 0.15)),
         duplicate=0.0 if quiet else rng.choice((0.0, 0.01, 0.1)),
         delay_s=rng.choice((2, 5) if stormy else (2, 8, 20)) * MS,
@@ -107,4 +108,5 @@ def draw_plan(seed: int, *, peers: int = 0) -> Plan:
         heal_s=30.0,
         beat_s=0.01 if stormy else rng.choice((0.02, 0.05)),
         claim_s=rng.choice((0.03, 0.06)) if stormy else rng.choice((0.1, 0.3)),
+        claim_jitter_s=rng.choice((0.005, 0.03)) if stormy else rng.choice((0.1, 0.3)),
     )
