@@ -19,7 +19,6 @@ otherwise take the founders' entries without the membership they start from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -31,11 +30,8 @@ from avow.queue.commands import LaneEndCommand, QueueCommand, decode_or_code
 from avow.queue.lane_table import Lane
 from avow.queue.metadata import MetadataState
 from avow.queue.outcomes import Outcome
-from avow.replication.effects import LaneImage
 from avow.replication.membership import Members
-from avow.replication.tuning import Tuning
 from avow.replication.two_phase.core import COORDINATOR
-from avow.replication.two_phase.log import Read
 from avow.wire.messages import Entry, Kind, Snapshot
 
 METADATA_LANE: Final = 0
@@ -118,28 +114,6 @@ class TellingState(MetadataState):
 
 class MetadataLane(TwoPhaseLane):
     state: TellingState
-
-    def __init__(
-        self,
-        *,
-        me: int,
-        image: LaneImage,
-        rng: Callable[[], float],
-        tuning: Tuning,
-        now: float,
-        snapshot_every: int = 0,
-        read: Read | None = None,
-    ) -> None:
-        super().__init__(
-            me=me,
-            lane=METADATA_LANE,
-            image=image,
-            rng=rng,
-            tuning=tuning,
-            now=now,
-            snapshot_every=snapshot_every,
-            read=read,
-        )
 
     def take_facts(self) -> list[Fact]:
         state = self.state

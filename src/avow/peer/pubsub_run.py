@@ -110,6 +110,7 @@ class PubSubRun(ABC):
         lanes = dict(image.lanes)
         self.metadata = self.metadata_class(
             me=me,
+            lane=METADATA_LANE,
             image=lanes.pop(METADATA_LANE, LaneImage(entries=[])),
             rng=rng,
             tuning=tuning,

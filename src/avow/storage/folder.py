@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -50,11 +51,11 @@ def open_folder(path: Path, *, cluster: UUID, peer: UUID, create: bool = False) 
     if create:
         path.mkdir(parents=True, exist_ok=True)
     lock = _locked(path)
-    try:
-        return Folder(path, lock=lock, damage=_checked_identity(path, cluster=cluster, peer=peer, create=create))
-    except BaseException:
-        os.close(lock)
-        raise
+    with ExitStack() as undo:
+        undo.callback(os.close, lock)
+        damage = _checked_identity(path, cluster=cluster, peer=peer, create=create)
+        undo.pop_all()  # the folder is good: it keeps the lock
+    return Folder(path, lock=lock, damage=damage)
 
 
 def _locked(path: Path) -> int:

@@ -10,7 +10,7 @@ from avow.ids import REPAIRING, ballot_of
 from avow.replication.membership import Members, encode_members
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.claim import DONE, WAIT, Claiming
-from avow.replication.two_phase.core import COORDINATOR, FOLLOWER
+from avow.replication.two_phase.core import COORDINATOR, FOLLOWER, TwoPhaseCore
 from avow.wire.messages import (
     Claim,
     Enqueue,
@@ -27,6 +27,15 @@ from avow.wire.messages import (
 )
 
 # ---------------------------------------------------------------------- claims
+
+
+def claiming() -> TwoPhaseCore:
+    """Peer 1 of three has promised itself its ballot, synced, and asked the others."""
+    peer = core(1)
+    peer.tick(1.0)
+    peer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
+    sync(peer)
+    return peer
 
 
 def test_a_claim_needs_a_quorum_of_undamaged_promises_and_its_own() -> None:
@@ -48,10 +57,7 @@ def test_the_freshest_log_is_the_last_stamped_then_the_longest() -> None:
 
 def test_an_adopted_log_that_names_more_voters_asks_for_their_promises_too() -> None:
     """Otherwise a claimer with an old log could coordinate five peers on the word of two."""
-    claimer = core(1)
-    claimer.tick(1.0)
-    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(claimer)
+    claimer = claiming()
     ballot = claimer.promised
     five = Entry(1, B1, Kind.MEMBERS, control=encode_members(Members((1, 2, 3, 4, 5))))
     claimer.receive(2, Promise(ballot, B1, 1, 0), 1.0)
@@ -66,10 +72,7 @@ def test_an_adopted_log_that_names_more_voters_asks_for_their_promises_too() -> 
 
 def test_a_claim_is_given_up_when_the_donor_holds_less_than_it_promised() -> None:
     """Found by a simulated damage between the promise and the last piece: the missing entry was committed."""
-    claimer = core(1)
-    claimer.tick(1.0)
-    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(claimer)
+    claimer = claiming()
     claimer.receive(2, Promise(claimer.promised, B1, 2, 0), 1.0)
     sync(claimer)
     claimer.receive(2, Fetched(claimer.promised, 0, 0, (data(1, B1),), 1, 1), 1.0)
@@ -78,10 +81,7 @@ def test_a_claim_is_given_up_when_the_donor_holds_less_than_it_promised() -> Non
 
 def test_a_snapshot_for_a_claim_that_was_given_up_gives_no_stamp() -> None:
     """Found by a simulated seed: the donor's answer came after a Nack and passed for a coordinator's."""
-    claimer = core(1)
-    claimer.tick(1.0)
-    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(claimer)
+    claimer = claiming()
     ballot = claimer.promised
     claimer.receive(2, Promise(ballot, B1, 9, 0), 1.0)
     claimer.receive(3, Nack(ballot, B3), 1.0)
@@ -93,10 +93,7 @@ def test_a_snapshot_for_a_claim_that_was_given_up_gives_no_stamp() -> None:
 
 
 def test_a_claimer_that_is_far_behind_goes_on_from_the_donors_snapshot() -> None:
-    claimer = core(1)
-    claimer.tick(1.0)
-    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(claimer)
+    claimer = claiming()
     ballot = claimer.promised
     claimer.receive(2, Promise(ballot, B1, 9, 0), 1.0)
     sync(claimer)
@@ -127,10 +124,7 @@ def test_a_damaged_donor_serves_no_take_over() -> None:
 
 
 def test_a_claimer_that_finds_itself_removed_gives_up() -> None:
-    claimer = core(1)
-    claimer.tick(1.0)
-    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
-    sync(claimer)
+    claimer = claiming()
     without = Entry(1, B1, Kind.MEMBERS, control=encode_members(Members((2, 3))))
     claimer.receive(2, Promise(claimer.promised, B1, 1, 0), 1.0)
     sync(claimer)
