@@ -7,7 +7,10 @@
     │   ├── NotEqual         the expected cursor is not the end of the lane
     │   ├── Offline          no quorum of fresh heartbeats
     │   ├── TooLarge  InvalidRequest  UnknownQueue  UnknownTransaction  AlreadyDecided  MembershipBusy
-    │   ├── LaneEnded  Trimmed  AlreadyExists
+    │   ├── UnknownPeer  UnknownSubscriber  UnknownMessage  LaneEnded  Trimmed  AlreadyExists
+    │   ├── NotCoordinator   another peer must be asked, and the answer names it
+    │   ├── NotAuthenticated  Forbidden     no token or an unknown one; a token without the right
+    │   ├── Busy             a limit of this peer (connections, requests in flight) is reached
     │   ├── TooMany          a bound of the lane's replicated state is reached
     │   ├── NotInstalled     an optional library is missing here
     │   ├── FolderUnusable   the data folder is another peer's, in use, or was emptied
@@ -130,6 +133,52 @@ class UnknownQueue(Refused):
 class UnknownTransaction(Refused):
     code = "UNKNOWN_TRANSACTION"
     http_status = 404
+
+
+class UnknownPeer(Refused):
+    code = "UNKNOWN_PEER"
+    http_status = 404
+
+
+class UnknownSubscriber(Refused):
+    code = "UNKNOWN_SUBSCRIBER"
+    http_status = 404
+
+
+class UnknownMessage(Refused):
+    code = "UNKNOWN_MESSAGE"
+    http_status = 404
+
+
+class NotCoordinator(Refused):
+    """Only the coordinator can do this. `api` is where it is reached, empty when nobody is known to coordinate."""
+
+    code = "NOT_COORDINATOR"
+    http_status = 307
+    retriable = True
+
+    def __init__(self, message: str, *, coordinator: int = 0, api: str = "") -> None:
+        super().__init__(message)
+        self.coordinator, self.api = coordinator, api
+
+    def details(self) -> dict[str, Any]:
+        return {"coordinator": self.coordinator, "api": self.api}
+
+
+class NotAuthenticated(Refused):
+    code = "NOT_AUTHENTICATED"
+    http_status = 401
+
+
+class Forbidden(Refused):
+    code = "FORBIDDEN"
+    http_status = 403
+
+
+class Busy(Refused):
+    code = "BUSY"
+    http_status = 503
+    retriable = True
 
 
 class AlreadyDecided(Refused):

@@ -13,6 +13,7 @@ BATCH_SIZE_BYTES_MAX: Final = 8 * MIB
 BATCH_COUNT_MAX: Final = 65_536
 CONTROL_SIZE_BYTES_MAX: Final = 64 * KIB
 WRITE_ID_SIZE_BYTES: Final = 16
+IDENTITY_SIZE_BYTES: Final = 16  # a uuid
 
 # Frames between peers
 FRAME_SIZE_BYTES_MAX: Final = 16 * MIB
@@ -28,6 +29,8 @@ TRANSACTION_NAME_BYTES_MAX: Final = 200
 LANES_PER_QUEUE_MAX: Final = 1_024
 PEERS_MAX: Final = 31
 PEER_NUMBER_MAX: Final = 65_535
+ADDRESS_CHARS_MAX: Final = 300
+PEERS_EVER_COUNT: Final = 4_096  # numbers given out in a cluster's life; none is ever given out again
 
 # Windows of memory that are part of a lane's replicated state
 WRITE_ID_WINDOW_COUNT: Final = 65_536
@@ -43,6 +46,16 @@ LANES_COUNT: Final = 65_536  # pub-sub lanes not yet forgotten, ended ones inclu
 # What one peer keeps waiting
 WAITING_REQUESTS_MAX: Final = 16_384
 
+# What one peer keeps in memory of a lane's log; older entries are read from storage
+LOG_MEMORY_ENTRIES_MAX: Final = 4_096
+LOG_MEMORY_SIZE_BYTES_MAX: Final = 8 * MIB
+IN_FLIGHT_SIZE_BYTES_MAX: Final = 64 * MIB  # appended to a lane and not committed
+
+# Small writes that wait for the same sync and become one record
+MERGEABLE_SIZE_BYTES_MAX: Final = 16 * KIB  # of one write
+MERGED_SIZE_BYTES_MAX: Final = 256 * KIB  # of all that are held
+MERGED_WRITES_MAX: Final = 4_096
+
 # Time
 HEARTBEAT_INTERVAL_S: Final = 0.05
 HEARTBEAT_FRESH_S: Final = 0.25
@@ -57,3 +70,11 @@ WAL_SEGMENTS_MIN: Final = 3
 LANE_SEGMENT_SIZE_BYTES: Final = 64 * MIB
 INDEX_INTERVAL_BYTES: Final = 64 * KIB
 RESERVED_SIZE_BYTES: Final = 4 * MIB
+
+# Pub-sub lanes: what of a lane stays in memory, and when its state is written down
+PUBSUB_MEMORY_ENTRIES_MAX: Final = 4_096
+PUBSUB_MEMORY_BYTES_MAX: Final = 8 * MIB
+PUBSUB_SNAPSHOT_ENTRIES: Final = 16_384
+PUBSUB_SNAPSHOT_BYTES: Final = 32 * MIB
+PUBSUB_SNAPSHOT_BYTES_PER_ENTRY: Final = 256
+PUBSUB_LANE_KEPT_S: Final = 3600.0  # an ended lane is forgotten no earlier: its writers may still ask about it

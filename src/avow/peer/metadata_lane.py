@@ -26,7 +26,7 @@ from msgspec import Struct
 from avow.errors import MembershipBusy
 from avow.peer.answers import Refusal
 from avow.peer.lane import TwoPhaseLane
-from avow.queue.commands import LaneEndCommand, QueueCommand, decode_or_code
+from avow.queue.commands import LaneEndCommand, LaneTrimCommand, QueueCommand, decode_or_code
 from avow.queue.lane_table import Lane
 from avow.queue.metadata import MetadataState
 from avow.queue.outcomes import Outcome
@@ -52,21 +52,46 @@ class EndDecided(Struct, frozen=True, gc=False):
     end: int
 
 
+class LaneTrimmed(Struct, frozen=True, gc=False):
+    """Versions up to and including this one were removed."""
+
+    number: int
+    upto_version: int
+
+
+class LaneForgotten(Struct, frozen=True, gc=False):
+    """Trimmed to its end, or its queue was deleted: nobody reads it again, and nobody needs to end it."""
+
+    number: int
+
+
 class MembersChanged(Struct, frozen=True, gc=False):
     voters: tuple[int, ...]
     learners: tuple[int, ...]
 
 
-Fact: TypeAlias = LaneOpened | LaneOrphaned | EndDecided | MembersChanged
+class TableTold(Struct, frozen=True):
+    """Every lane was told just before this. A number below `next_number` that is not among `numbers` (of lanes of
+    either strategy, and of pub-sub queues) was forgotten at some time."""
 
-_ORPHANING: Final = frozenset({Kind.LANE_OPEN, Kind.MEMBERS, Kind.QUEUE})
+    next_number: int
+    numbers: frozenset[int]
+
+    def forgets(self, number: int) -> bool:
+        return number < self.next_number and number not in self.numbers
+
+
+Fact: TypeAlias = LaneOpened | LaneOrphaned | EndDecided | LaneTrimmed | LaneForgotten | MembersChanged | TableTold
+
+_ORPHANING: Final = frozenset({Kind.LANE_OPEN, Kind.MEMBERS})
+_FORGETTING: Final = frozenset({Kind.TRIM, Kind.QUEUE})
 
 
 def founding_snapshot(voters: tuple[int, ...], queues: tuple[QueueCommand, ...] = ()) -> Snapshot:
     """What every founder of a cluster stores before its first start; equal on all of them."""
     state = MetadataState(voters=voters)
     for queue in queues:
-        state.catalog.perform(queue, state.lanes)
+        state.catalog.perform(queue, state.lanes, state.voters)
     state.position = FOUNDED_AT
     return Snapshot(FOUNDED_AT, FOUNDERS, state.voters, (), state.snapshot())
 
@@ -77,27 +102,41 @@ class TellingState(MetadataState):
     facts: list[Fact]
 
     def apply(self, entry: Entry) -> Outcome:
-        outcome = super().apply(entry)
         kind = entry.kind
+        before = list(self.lanes.by_number) if kind in _FORGETTING else []
+        outcome = super().apply(entry)
         if kind == Kind.LANE_OPEN:
             self._tell_opening(outcome.first_version)
         elif kind == Kind.LANE_END:
             self._tell_end(entry)
         elif kind == Kind.MEMBERS:
             self.facts.append(MembersChanged(self.voters, self.learners))
+        elif kind == Kind.TRIM:
+            self._tell_trim(entry)
+        self.facts += [LaneForgotten(number) for number in before if number not in self.lanes.by_number]
         if kind in _ORPHANING:
             self.facts += [LaneOrphaned(lane.number) for lane in self.orphans()]
         return outcome
 
-    def tell_all(self) -> None:
+    def all_facts(self) -> list[Fact]:
         """The whole table as facts, for whoever begins to listen."""
-        self.facts = [MembersChanged(self.voters, self.learners)]
+        facts: list[Fact] = [MembersChanged(self.voters, self.learners)]
         for lane in self.lanes.by_number.values():
-            self.facts.append(LaneOpened(lane))
+            facts.append(LaneOpened(lane))
+            if lane.trimmed_to:
+                facts.append(LaneTrimmed(lane.number, lane.trimmed_to))
             if lane.orphaned:
-                self.facts.append(LaneOrphaned(lane.number))
+                facts.append(LaneOrphaned(lane.number))
             if lane.ended:
-                self.facts.append(EndDecided(lane.number, lane.end))
+                facts.append(EndDecided(lane.number, lane.end))
+        numbers = {
+            first for queue in self.queues() for first in range(queue.first_lane, queue.first_lane + queue.lanes)
+        }
+        facts.append(TableTold(self.lanes.next_number, frozenset(numbers.union(self.lanes.by_number))))
+        return facts
+
+    def tell_all(self) -> None:
+        self.facts = self.all_facts()
 
     def _tell_opening(self, number: int) -> None:
         lane = self.lanes.by_number.get(number)
@@ -110,6 +149,12 @@ class TellingState(MetadataState):
         lane = self.lanes.by_number.get(command.lane) if isinstance(command, LaneEndCommand) else None
         if lane is not None and lane.ended:
             self.facts.append(EndDecided(lane.number, lane.end))
+
+    def _tell_trim(self, entry: Entry) -> None:
+        command = decode_or_code(Kind.TRIM, entry.control, metadata=True)
+        lane = self.lanes.by_number.get(command.lane) if isinstance(command, LaneTrimCommand) else None
+        if lane is not None and lane.trimmed_to:
+            self.facts.append(LaneTrimmed(lane.number, lane.trimmed_to))
 
 
 class MetadataLane(TwoPhaseLane):

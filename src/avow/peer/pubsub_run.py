@@ -1,50 +1,33 @@
-"""One run of a peer in a pub-sub queue: from the number it boots under to the lane it owns, and on to the next run.
+"""A peer with one pub-sub queue: the metadata lane, the number of its run, and the queue, joined.
 
-    boot ── SaveRun synced ──► LANE_OPEN committed ──► own lane open ──► ... fenced by others, or voters changed
-                                        ▲                                             │
-                                        └──── next run synced, or clean end decided ◄─┘
-
-Two cores share this peer's links and its one log. What they want done is joined into one record with one ticket, so one
-sync serves both; `_marks` remembers which inner tickets it stands for. Until the number of this run is on disk nothing
-else leaves the peer: an opening or a fence under a number that a crash could give out again would be worse than none.
-
-What needs agreement (a lane for this run, the end of a lane this peer settled) is proposed to the metadata lane and
-repeated until its entry has been applied here. Answers to proposals only say when to try again.
-
-Positions count entries, versions count messages. All copies of a lane are prefixes of one sequence, so a table of
-versions by position is never wrong, whether or not the entries are committed.
+This is the composition the simulator drives; a peer process joins more queues in the same way. Two cores share this
+peer's links and its one log. What they want done is joined into one record with one ticket, so one sync serves both;
+`_marks` remembers which inner tickets it stands for. Until the number of this run is on disk nothing else leaves the
+peer: an opening or a fence under a number that a crash could give out again would be worse than none.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from avow.errors import Offline
 from avow.peer.answers import Answer, Refusal
 from avow.peer.lane import Write
-from avow.peer.metadata_lane import (
-    METADATA_LANE,
-    EndDecided,
-    Fact,
-    LaneOpened,
-    LaneOrphaned,
-    MembersChanged,
-    MetadataLane,
-)
-from avow.queue.commands import LaneEndCommand, LaneOpenCommand, encode
-from avow.queue.lane_table import Lane
+from avow.peer.metadata_lane import METADATA_LANE, MetadataLane, TableTold
+from avow.peer.pubsub_book import PubSubBounds
+from avow.peer.pubsub_lanes import forgotten_images
+from avow.peer.pubsub_queue import PubSubQueue
+from avow.peer.pubsub_writes import UNKNOWN
+from avow.queue.commands import LaneCursorsCommand, LaneTrimCommand, encode
 from avow.replication.effects import Effects, LaneImage, Persist, SaveRun
-from avow.replication.pubsub.core import PubSubCore
+from avow.replication.membership import Members
 from avow.replication.pubsub.lane import Read
 from avow.replication.tuning import Tuning
 from avow.storage.store import StoreImage
 from avow.wire.messages import (
-    Entry,
     Fence,
     Fenced,
     Kind,
@@ -75,21 +58,11 @@ OF_LANES: Final = frozenset(
 )
 
 
-class Proposal:
-    """Something the metadata lane must decide; repeated until it has. Repeating changes nothing there."""
-
-    __slots__ = ("due_at", "end", "kind", "number")
-
-    def __init__(self, kind: int, *, number: int, end: int = 0) -> None:
-        self.kind, self.number, self.end = kind, number, end
-        self.due_at = 0.0
-
-
-class PubSubRun(ABC):
+class PubSubPeer:
     """Driven like a core: inputs are calls, `drain` and `answers` are the output. Negative requests are its own."""
 
     metadata_class: type[MetadataLane] = MetadataLane
-    core_class: type[PubSubCore] = PubSubCore
+    queue_class: type[PubSubQueue] = PubSubQueue
 
     def __init__(
         self,
@@ -102,10 +75,9 @@ class PubSubRun(ABC):
         now: float,
         snapshot_every: int = 0,
         read: Read | None = None,
+        bounds: PubSubBounds | None = None,
     ) -> None:
-        self.me, self.queue = me, queue
-        self._retry_s = 2.0 * tuning.heartbeat_interval_s  # after a proposal that nobody could take
-        self._repeat_s = tuning.owner_dead_after_s  # after one that got no answer, or whose entry was not seen yet
+        self.me = me
         self.incarnation = self._next_run(image.incarnation)
         lanes = dict(image.lanes)
         self.metadata = self.metadata_class(
@@ -118,251 +90,202 @@ class PubSubRun(ABC):
             snapshot_every=snapshot_every,
             read=partial(read, METADATA_LANE) if read is not None else None,
         )
-        self.core = self.core_class(
-            me=me, incarnation=self.incarnation, images=lanes, rng=rng, tuning=tuning, now=now, read=read
+        self._images = lanes
+        self._heard: dict[int, float] = {}  # shared by all parts
+        self.queue = self.queue_class(
+            me=me,
+            queue=queue,
+            incarnation=self.incarnation,
+            images=lanes,
+            rng=rng,
+            tuning=tuning,
+            now=now,
+            read=read,
+            bounds=bounds,
+            heard=self._heard,
         )
+        self.core = self.queue.core
         self.answers: list[tuple[int, Answer]] = []
-        self.on_readable: Callable[[int, int, list[Entry]], None] | None = None  # lane, after, entries
-        self.on_accepted: Callable[[int, int], None] | None = None  # own lane, position
-        self.readable: dict[int, int] = {}  # lane -> version: what a reader here sees
         self.running = False
         self._now = now
         self._starting = self.incarnation  # a run whose number is not durable yet; 0: none
         self._saves: list[Persist] = [SaveRun(self.incarnation)]
         self._ticket = 0
-        self._marks: deque[tuple[int, int, int, int]] = deque()  # ticket, metadata's, core's, run
-        self._versions: dict[int, array[int]] = {}  # lane -> the last version of each position; [0] is 0
-        self._mine: list[int] = []  # lanes this process opened, oldest first
-        self._proposals: dict[tuple[int, int], Proposal] = {}
-        self._asked: dict[int, Proposal] = {}  # own request -> what it proposed
-        self._request = 0
+        self._marks: deque[tuple[int, int, int, int]] = deque()  # ticket, metadata's, queue's, run
 
     # ------------------------------------------------------------------ inputs
 
     def receive(self, source: int, message: Message, now: float) -> None:
         if not self.running:
             return
-        self._now = now
+        self._now = self._heard[source] = now
         if type(message) in OF_LANES:
-            self.core.receive(source, message, now)
-            if self.core.has_news:
-                self._take_news()
+            self.queue.receive(source, message, now)
         else:
             self.metadata.receive(source, message, now)
-            self._follow_metadata()
+        self._follow()
 
     def tick(self, now: float) -> None:
         if not self.running:
             return
         self._now = now
         self.metadata.tick(now)
-        self.core.tick(now)
-        self._follow_metadata()
-        self._mind_own_lane()
-        if self.core.has_news:
-            self._take_news()
-        for proposal in list(self._proposals.values()):
-            if now >= proposal.due_at:
-                self._propose(proposal)
+        self.queue.tick(now)
+        self._follow()
 
     def persisted(self, ticket: int) -> None:
         marks = self._marks
         while marks and marks[0][0] <= ticket:
-            _, of_metadata, of_core, run = marks.popleft()
+            _, of_metadata, of_queue, run = marks.popleft()
             if of_metadata:
                 self.metadata.persisted(of_metadata)
-            if of_core:
-                self.core.persisted(of_core, self._now)
+            if of_queue:
+                self.queue.persisted(of_queue)
             if run:
                 self._run_is_durable(run)
         if self.running:
-            self._follow_metadata()
-            if self.core.has_news:
-                self._take_news()
+            self._follow()
 
     def disk_full(self, *, full: bool) -> None:
         self.metadata.disk_full(full=full)
-        self.core.full = full
+        self.queue.disk_full(full=full)
 
     def drain(self) -> Effects | None:
         if not self.running:
             return self._joined(None, None) if self._saves else None
-        metadata, core = self.metadata.drain(), self.core.drain()
+        metadata, queue = self.metadata.drain(), self.queue.drain()
+        self.answers += self.queue.answers  # small writes are appended by the drain
+        self.queue.answers = []
         if not self._saves:
-            if metadata is None and (core is None or not core.ticket):
-                return core
-            if core is None and metadata is not None and not metadata.ticket:
+            if metadata is None and (queue is None or not queue.ticket):
+                return queue
+            if queue is None and metadata is not None and not metadata.ticket:
                 return metadata
-        return self._joined(metadata, core)
+        return self._joined(metadata, queue)
 
-    def _joined(self, metadata: Effects | None, core: Effects | None) -> Effects:
+    def _joined(self, metadata: Effects | None, queue: Effects | None) -> Effects:
         """One record for both cores and this class. What one of them waits for is synced no later than it asks."""
         effects = Effects(0, [], self._saves, [])
         self._saves = []
-        run = self._starting if effects.persist else 0
-        for part in (metadata, core):
+        run = self._starting if any(isinstance(save, SaveRun) for save in effects.persist) else 0
+        ticketed = bool(effects.persist)
+        for part in (metadata, queue):
             if part is not None:
                 effects.sends_now += part.sends_now
                 effects.persist += part.persist
                 effects.sends_synced += part.sends_synced
-        inner = (metadata.ticket if metadata else 0, core.ticket if core else 0)
-        if run or any(inner):
+        inner = (metadata.ticket if metadata else 0, queue.ticket if queue else 0)
+        if ticketed or any(inner):
             self._ticket += 1
             effects.ticket = self._ticket
             self._marks.append((self._ticket, *inner, run))
         return effects
 
-    # ------------------------------------------------------------------ what the metadata lane says
+    # ------------------------------------------------------------------ what the parts say to each other
 
-    def _follow_metadata(self) -> None:
-        metadata = self.metadata
+    def _follow(self) -> None:
+        """Facts to the queue, its proposals to the metadata lane, answers to whoever asked, a run for a lost lane."""
+        metadata, queue = self.metadata, self.queue
         if metadata.state.facts:
-            self._learn(metadata.take_facts())
-            self._mind_own_lane()
-            if self.core.has_news:
-                self._take_news()
+            facts = metadata.take_facts()
+            for told in facts:
+                if isinstance(told, TableTold):
+                    self._saves += forgotten_images(self._images, told)
+            queue.learn(facts, metadata.state.voters, self._now)
+        for request, kind, control in queue.take_proposals():
+            metadata.write(request, Write(kind, b"", control=control), self._now)
         if metadata.answers:
-            answers, metadata.answers = metadata.answers, []
-            for request, answer in answers:
-                if request < 0:
-                    self._hear_proposal(request, answer)
-                else:
-                    self.answers.append((request, answer))
-
-    def _learn(self, facts: list[Fact]) -> None:
-        core, known = self.core, self._versions
-        for fact in facts:
-            if isinstance(fact, LaneOpened):
-                self._lane_opened(fact.lane)
-            elif isinstance(fact, MembersChanged):
-                core.members(fact.voters, fact.learners)
-            elif fact.number not in known:
-                continue  # of another queue
-            elif isinstance(fact, LaneOrphaned):
-                core.lane_orphaned(fact.number)
-            elif isinstance(fact, EndDecided):
-                core.lane_end_decided(fact.number, fact.end, self._now)
-                self._proposals.pop((Kind.LANE_END, fact.number), None)
-
-    def _lane_opened(self, lane: Lane) -> None:
-        number = lane.number
-        if number in self._versions or lane.queue != self.queue:
-            return
-        self._versions[number] = array("q", (0,))
-        self.core.lane_opened(number, lane.peer, lane.incarnation, lane.voters, self._now)
-        if self.core.own_lane == number:
-            self._mine.append(number)
-            self._own_opened(number)
-        if lane.peer == self.me:
-            self._proposals.pop((Kind.LANE_OPEN, lane.incarnation), None)
-
-    def _mind_own_lane(self) -> None:
-        """A lane votes with the members it was opened under: after a change of voters it is closed, the next opened."""
-        core, voters = self.core, self.metadata.state.voters
-        counted_among = core.open_voters()
-        if counted_among:
-            if counted_among != voters:
-                core.close_own_lane()
-        elif core.own_lane is None and not self._starting and self.me in voters:
-            self._want(Proposal(Kind.LANE_OPEN, number=self.incarnation))
-        else:
-            self._proposals.pop((Kind.LANE_OPEN, self.incarnation), None)  # not wanted any more: a voter no longer
-
-    def _want(self, proposal: Proposal) -> None:
-        known = self._proposals.setdefault((proposal.kind, proposal.number), proposal)
-        known.end = proposal.end
-        if known is proposal:
-            self._propose(proposal)
-
-    def _propose(self, proposal: Proposal) -> None:
-        control = self._control(proposal)
-        if control is None:
-            return
-        proposal.due_at = self._now + self._repeat_s
-        self._request -= 1
-        self._asked[self._request] = proposal
-        self.metadata.write(self._request, Write(proposal.kind, b"", control=control), self._now)
-
-    def _control(self, proposal: Proposal) -> bytes | None:
-        """None: this copy must first hold the end it proposes, to tell which version that is."""
-        if proposal.kind == Kind.LANE_OPEN:
-            return encode(LaneOpenCommand(self.me, proposal.number, self.queue))
-        if not self._extend(proposal.number, proposal.end):
-            return None
-        last = self._versions[proposal.number][proposal.end]
-        return encode(LaneEndCommand(proposal.number, proposal.end, self.me, last))
-
-    def _hear_proposal(self, request: int, answer: Answer) -> None:
-        """Done is not the end of it: only the entry, applied here, is. What no log has taken is tried again soon."""
-        proposal = self._asked.pop(request, None)
-        if proposal is not None and isinstance(answer, Refusal) and answer.code == Offline.code:
-            proposal.due_at = self._now + self._retry_s
-
-    # ------------------------------------------------------------------ what the lanes say
-
-    def _take_news(self) -> None:
-        core = self.core
-        for lane, after, to in core.take_committed():
-            self._show(lane, after, to)
-        for lane, to, _peers in core.take_accepted():
-            self._accepted(lane, to)
-        for lane, after, _to in core.take_refused():
-            self._refused_beyond(lane, after)
-        if core.take_lost() and not self._starting:
+            self._hear_metadata()
+        if queue.wants_run and not self._starting:
             self._starting = self._next_run(self.incarnation)
             self._saves.append(SaveRun(self._starting))
-        for lane, end in core.take_settled():
-            self._want(Proposal(Kind.LANE_END, number=lane, end=end))
+        if queue.answers:
+            self.answers += queue.answers
+            queue.answers = []
 
-    def _show(self, lane: int, after: int, to: int) -> None:
-        entries = self.core.held(lane, after=after, to=to)
-        assert entries is not None, "what is readable is held"
-        self._extend(lane, to)
-        self.readable[lane] = self._versions[lane][to]
-        if self.on_readable is not None:
-            self.on_readable(lane, after, entries)
-        self._shown()
+    def _hear_metadata(self) -> None:
+        answers, self.metadata.answers = self.metadata.answers, []
+        for request, answer in answers:
+            if request < 0:
+                self.queue.hear(request, answer, self._now)
+            else:
+                self.answers.append((request, answer))
 
     def _run_is_durable(self, run: int) -> None:
         self._starting = 0
-        self._proposals.pop((Kind.LANE_OPEN, self.incarnation), None)
         self.incarnation = run
         if self.running:
-            self.core.new_run(run)
+            self.queue.new_run(run)
         self.running = True
 
-    def _extend(self, lane: int, to: int) -> bool:
-        """Know the versions up to this position; False while this copy does not reach so far."""
-        ends = self._versions[lane]
-        entries = self.core.held(lane, after=len(ends) - 1, to=to) if to >= len(ends) else ()
-        if entries is None:
-            return False
-        for entry in entries:
-            ends.append(ends[-1] + entry.count)
-        return True
+    # ------------------------------------------------------------------ clients
 
-    def _versions_at(self, lane: int, position: int) -> tuple[int, int]:
-        self._extend(lane, position)
-        ends = self._versions[lane]
-        return ends[position - 1] + 1, ends[position]
+    def write(self, request: int, write: Write, now: float, *, lane: int = 0, since: int = UNKNOWN) -> None:
+        self._now = now
+        if self.running:
+            self.queue.write(request, write, now, lane=lane, since=since)
+            self._follow()
+        else:
+            self.answers.append((request, Refusal(Offline.code)))
 
-    # ------------------------------------------------------------------ filled in by the class that knows the clients
+    def lookup(self, request: int, lane: int, write_id: bytes, *, since: int = 0) -> None:
+        self.queue.lookup(request, lane, write_id, since=since)
+        self._follow()
 
-    @abstractmethod
-    def _own_opened(self, lane: int) -> None:
-        """This run may write to the lane from now on."""
+    def read_local(self, request: int) -> None:
+        self.queue.read_local(request)
+        self._follow()
 
-    @abstractmethod
-    def _accepted(self, lane: int, to: int) -> None:
-        """Everything this run wrote to its lane, up to this position, is committed."""
+    def read_at_least(self, request: int, versions: Mapping[int, int]) -> None:
+        self.queue.read_at_least(request, versions)
+        self._follow()
 
-    @abstractmethod
-    def _refused_beyond(self, lane: int, end: int) -> None:
-        """What this run wrote to its lane after this position never will be."""
+    def read_linearizable(self, request: int) -> None:
+        self.queue.read_linearizable(request)
+        self._follow()
 
-    @abstractmethod
-    def _shown(self) -> None:
-        """More is readable here."""
+    def move_cursor(
+        self, request: int, subscriber: str, versions: Mapping[int, int], *, write_id: bytes, now: float
+    ) -> None:
+        """A subscriber has dealt with everything up to these versions: an entry of the metadata lane."""
+        command = LaneCursorsCommand(self.queue.queue, subscriber, tuple(sorted(versions.items())))
+        self.command(request, Write(Kind.CURSOR, write_id, control=encode(command)), now)
+
+    def trim(self, request: int, lane: int, upto_version: int, *, write_id: bytes, now: float) -> None:
+        """Remove versions up to this one, as far as holds allow."""
+        command = LaneTrimCommand(lane, upto_version)
+        self.command(request, Write(Kind.TRIM, write_id, control=encode(command)), now)
+
+    def cursor(self, subscriber: str) -> dict[int, int]:
+        queue = self.metadata.state.queue(self.queue.queue)
+        found = queue.subscribers.get(subscriber) if queue is not None else None
+        return dict(found.versions) if found is not None else {}
+
+    def change_members(self, request: int, wanted: Members) -> None:
+        self.metadata.change_members(request, wanted)
+        self._follow()
+
+    def command(self, request: int, write: Write, now: float) -> None:
+        """An entry of the metadata lane."""
+        self._now = now
+        if not self.running:
+            self.answers.append((request, Refusal(Offline.code)))
+            return
+        self.metadata.write(request, write, now)
+        self._follow()
+
+    # ------------------------------------------------------------------ what others may ask
+
+    @property
+    def open_lane(self) -> int:
+        return self.queue.open_lane
+
+    @property
+    def readable(self) -> dict[int, int]:
+        return self.queue.readable
+
+    def statistics(self) -> dict[str, object]:
+        return {"running": self.running, **self.queue.statistics()}
 
     # ------------------------------------------------------------------ the rules, one by one
 

@@ -30,7 +30,9 @@ class VectorCursor(Struct, frozen=True, array_like=True):
 
 
 class Queue(Struct, frozen=True, array_like=True):
-    """`first_lane` is 0 for a pub-sub queue: its lanes are opened by the runs of peers."""
+    """`first_lane`: two-phase, the first of `lanes` numbers. Pub-sub, the number that frames about the queue carry; its
+    lanes are opened by the runs of peers and numbered then. `founders` are the first voters of a two-phase queue's
+    lanes: whoever is among them and holds nothing of a lane begins it."""
 
     name: str
     strategy: Strategy
@@ -38,6 +40,8 @@ class Queue(Struct, frozen=True, array_like=True):
     first_lane: int
     retention: RetentionRules
     subscribers: dict[str, VectorCursor] = {}
+    peers: tuple[int, ...] = ()  # who holds it; empty: every voter of the cluster
+    founders: tuple[int, ...] = ()
 
 
 class Catalog:
@@ -48,17 +52,17 @@ class Catalog:
         self.subscribers_max = subscribers_max
         self.by_name: dict[str, Queue] = {}
 
-    def perform(self, command: QueueCommand, lanes: LaneTable) -> Outcome:
+    def perform(self, command: QueueCommand, lanes: LaneTable, voters: tuple[int, ...] = ()) -> Outcome:
         queue = self.by_name.get(command.name)
         if command.action == "create":
-            return self._create(command, lanes) if queue is None else _again(command, queue)
+            return self._create(command, lanes, voters) if queue is None else _again(command, queue)
         if queue is None:
             return Outcome("UNKNOWN_QUEUE")
         if command.action == "change":
             self.by_name[queue.name] = replace(queue, retention=command.retention)
             return DONE
         del self.by_name[queue.name]
-        lanes.detach(queue.name)
+        lanes.forget_queue(queue.name)
         return DONE
 
     def settled_open(self, name: str, route: int) -> Outcome | None:
@@ -97,23 +101,30 @@ class Catalog:
         for cursor in queue.subscribers.values() if queue else ():
             cursor.versions.pop(lane.number, None)
 
-    def _create(self, command: QueueCommand, lanes: LaneTable) -> Outcome:
+    def _create(self, command: QueueCommand, lanes: LaneTable, voters: tuple[int, ...]) -> Outcome:
         if len(self.by_name) >= self.count_max:
             return Outcome("TOO_MANY")
-        first = lanes.take(command.lanes) if command.strategy == "two-phase" else 0
-        queue = Queue(command.name, command.strategy, command.lanes, first, command.retention, {})
+        peers = tuple(sorted(set(command.peers)))
+        if not set(peers) <= set(voters) or (command.strategy == "pub-sub" and (peers or command.lanes > 1)):
+            return Outcome("INVALID_REQUEST")  # a pub-sub queue has a lane for each voter, no more and no fewer
+        first = lanes.take(command.lanes)
+        founders = (peers or voters) if command.strategy == "two-phase" else ()
+        queue = Queue(
+            command.name, command.strategy, command.lanes, first, command.retention, {}, peers=peers, founders=founders
+        )
         self.by_name[queue.name] = queue
         return _numbers(queue)
 
 
 def _again(command: QueueCommand, queue: Queue) -> Outcome:
     """Creating what is already there exactly so is done; anything else by that name is another queue."""
-    same = (command.strategy, command.lanes, command.retention) == (queue.strategy, queue.lanes, queue.retention)
+    asked = (command.strategy, command.lanes, command.retention, tuple(sorted(set(command.peers))))
+    same = asked == (queue.strategy, queue.lanes, queue.retention, queue.peers)
     return _numbers(queue) if same else Outcome("ALREADY_EXISTS")
 
 
 def _numbers(queue: Queue) -> Outcome:
-    return Outcome("", queue.first_lane, queue.first_lane + queue.lanes - 1) if queue.first_lane else DONE
+    return Outcome("", queue.first_lane, queue.first_lane + queue.lanes - 1)
 
 
 def _readable(queue: Queue, lanes: LaneTable, number: int, version: int) -> bool:

@@ -32,12 +32,15 @@ Peers = Annotated[tuple[PeerNumber, ...], Meta(max_length=limits.PEERS_MAX)]
 TransactionName = Annotated[bytes, Meta(min_length=1, max_length=limits.TRANSACTION_NAME_BYTES_MAX)]
 QueueName = Annotated[str, Meta(min_length=1, max_length=limits.QUEUE_NAME_CHARS_MAX)]
 SubscriberName = Annotated[str, Meta(min_length=1, max_length=limits.SUBSCRIBER_NAME_CHARS_MAX)]
+Identity = Annotated[bytes, Meta(max_length=16)]
+Address = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX)]
 LaneCount = Annotated[int, Meta(ge=1, le=limits.LANES_PER_QUEUE_MAX)]
 
 Reason: TypeAlias = Literal["client", "deadline"]
 TrimRule: TypeAlias = Literal["asked", "age", "size", "passed"]
 Strategy: TypeAlias = Literal["two-phase", "pub-sub"]
 Action: TypeAlias = Literal["create", "change", "delete"]
+PeerAction: TypeAlias = Literal["announce", "join", "ready", "leave", "gone"]
 
 
 class Command(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -96,6 +99,17 @@ class QueueCommand(Command, frozen=True, gc=False):
     strategy: Strategy = "two-phase"
     lanes: LaneCount = 1
     retention: RetentionRules = RetentionRules()
+    peers: Peers = ()  # two-phase only: who holds it; empty: every voter of the cluster
+
+
+class PeerCommand(Command, frozen=True, gc=False):
+    """What a peer says of itself (announce, ready), what is asked for it (join, leave), and the end of it (gone)."""
+
+    action: PeerAction
+    number: PeerNumber = 0  # of a join: 0, the answer names the number it got
+    identity: Identity = b""  # the uuid of its data folder
+    link: Address = ""  # host:port other peers reach it at
+    api: Address = ""  # the URL clients reach it at
 
 
 class LaneOpenCommand(Command, frozen=True, gc=False):
@@ -150,6 +164,7 @@ METADATA_COMMANDS: Final[Mapping[int, type[Command]]] = {
     Kind.QUEUE: QueueCommand,
     Kind.LANE_OPEN: LaneOpenCommand,
     Kind.LANE_END: LaneEndCommand,
+    Kind.PEER: PeerCommand,
 }
 
 _encoder: Final = Encoder()

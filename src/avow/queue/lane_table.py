@@ -6,8 +6,11 @@ hold copies of different length must stop at the same version. Both are entries 
 decided by whichever entry comes first in one log.
 
     (nothing) --open--> open --end--> ended --trimmed to its end--> forgotten
-                         | a later run of the peer opens a lane, the peer is no voter any more, or the queue is deleted
+                         | a later run of the peer opens a lane, in whichever queue, or the peer is no voter any more
                          `--> orphaned: nobody appends; whoever sees it may fence it and propose its end
+
+The lanes of a queue that is deleted are forgotten at once, open or not. Nobody can read them any more, so nobody needs
+to agree on where they end, and no change of voters waits for them.
 
 The voters of a lane are those in force where its opening lies in the log, for the lane's whole life: its owner counts
 its quorums among them and so does the fence. A number is never given out twice. As long as a lane is open, the same
@@ -113,19 +116,18 @@ class LaneTable:
             if lost(lane) and not lane.orphaned:
                 self.by_number[lane.number] = replace(lane, orphaned=True)
 
-    def detach(self, queue: str) -> None:
+    def forget_queue(self, queue: str) -> None:
         """The queue is gone. Its name may come back, and must not meet the lanes of its namesake."""
         for lane in [lane for lane in self.by_number.values() if lane.queue == queue]:
             self.open_runs.pop(lane.run, None)
-            self.by_number[lane.number] = replace(lane, queue="", orphaned=not lane.ended)
+            del self.by_number[lane.number]
 
     def open_lanes(self) -> list[Lane]:
         """Lanes whose end is not decided, in the order they were opened."""
         return [lane for lane in self.by_number.values() if not lane.ended]
 
     def fill(self, lanes: Iterable[Lane], *, serving: Iterable[int]) -> None:
-        """From a snapshot. `serving` are the lanes of `open_runs`, in its order; an open lane of a deleted queue is
-        not among them."""
+        """From a snapshot. `serving` are the lanes of `open_runs`, in its order."""
         self.by_number.update((lane.number, lane) for lane in lanes)
         for number in serving:
             if number not in self.by_number:

@@ -179,6 +179,18 @@ class Ledger:
             self.refused += 1
             return Outcome("MALFORMED")
         first = self.end + 1
+        ids = [write[0] for write in writes]
+        if self.write_ids.all_new(ids):  # the hot path
+            self._show(entry.position, 0, entry.count)
+            self.write_ids.remember_all(
+                ids, [Outcome("", first + offset, first + offset + count - 1) for _, offset, count in writes]
+            )
+        else:
+            self._show_unknown(entry, writes)
+        return Outcome("", first, self.end)
+
+    def _show_unknown(self, entry: Entry, writes: Writes) -> None:
+        """Everything but the messages of writes that are known already."""
         shown_from = 0
         for write_id, offset, count in writes:
             if write_id and self.write_ids.get(write_id) is not None:
@@ -189,7 +201,6 @@ class Ledger:
                 version = self.end + offset - shown_from + 1
                 self.write_ids.remember(write_id, Outcome("", version, version + count - 1))
         self._show(entry.position, shown_from, entry.count)
-        return Outcome("", first, self.end)
 
     def _show(self, position: int, start: int, stop: int) -> None:
         """Messages `start` to `stop` of a batch become visible as one row."""

@@ -33,11 +33,13 @@ from avow.queue.commands import (
     LaneOpenCommand,
     LaneTrimCommand,
     MembersCommand,
+    PeerCommand,
     QueueCommand,
     decode_or_code,
 )
 from avow.queue.lane_table import Lane, LaneTable
 from avow.queue.outcomes import DONE, Outcome
+from avow.queue.peer_table import PeerInfo, PeerTable
 from avow.queue.snapshots import seal, unseal
 from avow.queue.write_ids import Recent
 from avow.wire.messages import Entry, Kind
@@ -81,6 +83,7 @@ class _Body(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     incarnations: dict[int, int]
     queues: list[Queue]
     write_ids: tuple[list[bytes], list[Outcome]]
+    peers: list[PeerInfo] = []
 
 
 _encoder: Final = Encoder()
@@ -101,6 +104,7 @@ class MetadataState:
         self.epoch = 0
         self.lanes = LaneTable(self.bounds.lanes)
         self.catalog = Catalog(count_max=self.bounds.queues, subscribers_max=self.bounds.subscribers)
+        self.peers = PeerTable()
         self.write_ids: Recent[Outcome] = Recent(self.bounds.write_ids)
 
     def apply(self, entry: Entry) -> Outcome:
@@ -174,6 +178,7 @@ class MetadataState:
             incarnations=self.lanes.incarnations,
             queues=self.queues(),
             write_ids=self.write_ids.columns(),
+            peers=list(self.peers.by_number.values()),
         )
         return seal(_encoder.encode(body), magic=MAGIC, version=LAYOUT_VERSION)
 
@@ -190,6 +195,7 @@ class MetadataState:
         state.lanes.next_number = body.next_number
         state.lanes.incarnations.update(body.incarnations)
         state.lanes.fill(body.lanes, serving=body.open_lanes)
+        state.peers.by_number.update((peer.number, peer) for peer in body.peers)
         return state
 
     def _perform(self, entry: Entry) -> Outcome:
@@ -203,7 +209,9 @@ class MetadataState:
             case MembersCommand():
                 return self._change_members(tuple(sorted(command.voters)), tuple(sorted(command.learners)))
             case QueueCommand():
-                return self.catalog.perform(command, self.lanes)
+                return self.catalog.perform(command, self.lanes, self.voters)
+            case PeerCommand():
+                return self.peers.perform(command, (*self.voters, *self.learners))
             case LaneOpenCommand():
                 refusal = self.catalog.settled_open(command.queue, command.route)
                 return refusal or self.lanes.open(command, voters=self.voters, epoch=self.epoch)

@@ -58,7 +58,7 @@ class Projection:
         self._state = state
         self._ahead: Ledger = state.fork()
         self._in_flight: dict[bytes, int] = {}
-        self._order: deque[tuple[int, bytes]] = deque()
+        self._order: deque[tuple[int, list[bytes]]] = deque()  # (position, ids that are in flight there first)
 
     @property
     def end(self) -> int:
@@ -72,10 +72,12 @@ class Projection:
     def appended(self, entry: Entry, writes: Writes = ()) -> None:
         self._forget_committed()
         self._ahead.apply(entry, writes)
-        for write_id in [write[0] for write in writes] or [entry.write_id]:
-            if write_id and write_id not in self._in_flight:
-                self._in_flight[write_id] = entry.position
-                self._order.append((entry.position, write_id))
+        in_flight, position = self._in_flight, entry.position
+        ids = [write[0] for write in writes] if writes else [entry.write_id]
+        fresh = [write_id for write_id in ids if write_id and write_id not in in_flight]
+        if fresh:
+            in_flight.update(dict.fromkeys(fresh, position))
+            self._order.append((position, fresh))
 
     def rebuild(self, entries: Iterable[Entry], writes_of: Callable[[Entry], Writes] = no_writes) -> None:
         """Start again from the committed state with the entries that follow it in the log now."""
@@ -118,4 +120,5 @@ class Projection:
         """The state answers for what it has applied; the rest stays."""
         committed, order = self._state.position, self._order
         while order and order[0][0] <= committed:
-            del self._in_flight[order.popleft()[1]]
+            for write_id in order.popleft()[1]:
+                self._in_flight.pop(write_id, None)  # None: one entry may name it twice

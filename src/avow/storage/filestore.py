@@ -25,6 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, NoReturn
 
 from avow.errors import DiskFull, StorageDamaged, TooLarge
+from avow.queue.retention import StoredFile
 from avow.replication.effects import Persist, SaveRun
 from avow.storage.files import Files
 from avow.storage.lane import Lane, Saved, Step
@@ -345,6 +346,16 @@ class FileStore:
         held = self._lanes.get(lane)
         return [] if held is None else held.read(after=after, max_entries=max_entries, max_bytes=max_bytes)
 
+    def stored_files(self, lane: int) -> list[StoredFile]:
+        """The lane's files, oldest first, for retention. The newest message of a file is taken to be its last."""
+        held = self._lanes.get(lane)
+        return [] if held is None else held.stored_files()
+
+    @property
+    def full(self) -> bool:
+        """Takes no entries at the moment; promises still fit."""
+        return self._room.full or bool(self._stalled)
+
     def statistics(self) -> StoreStatistics:
         lanes = list(self._lanes.values())
         return StoreStatistics(
@@ -355,7 +366,7 @@ class FileStore:
             lanes=len(lanes),
             entries_held=sum(lane.written.end - lane.written.base for lane in lanes),
             size_bytes=sum(lane.size_bytes for lane in lanes),
-            full=self._room.full or bool(self._stalled),
+            full=self.full,
             damage_found=len(self.damage),
         )
 

@@ -58,6 +58,16 @@ def open_folder(path: Path, *, cluster: UUID, peer: UUID, create: bool = False) 
     return Folder(path, lock=lock, damage=damage)
 
 
+def identity_of(path: Path) -> tuple[UUID, UUID] | None:
+    """Cluster and peer a folder belongs to; None when it does not say. Raises StorageDamaged when it cannot be read."""
+    found, damage = _read_identities(DiskFiles(path))
+    if found:
+        return UUID(bytes=found[0][:16]), UUID(bytes=found[0][16:])
+    if damage:
+        raise damage[0]
+    return None
+
+
 def _locked(path: Path) -> int:
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from avow.errors import StorageDamaged, Trimmed
+from avow.queue.retention import StoredFile
 from avow.replication.effects import (
     Persist,
     SaveCut,
@@ -75,6 +76,7 @@ class Lane:
         self._file_to = found.state.end
         self._waiting: list[Entry] = []
         self._waiting_lsns: list[int] = []
+        self._created: dict[int, int] = {}  # last position of a full file -> when that entry was created
 
     # -------------------------------------------------------------- writing
 
@@ -238,6 +240,24 @@ class Lane:
                 break
             found.append(entry)
         return found
+
+    def stored_files(self) -> list[StoredFile]:
+        """Files that are full; the one being written is never given up."""
+        with self.lock:
+            segments = self.files.segments
+            ends = [segment.first - 1 for segment in segments[1:]]
+            return [
+                StoredFile(last, segment.size, self._created_ms(last))
+                for segment, last in zip(segments, ends, strict=False)
+                if last > self.written.base
+            ]
+
+    def _created_ms(self, position: int) -> int:
+        known = self._created.get(position)
+        if known is None:
+            found = self._read_files(position - 1, 1, 1)
+            known = self._created[position] = found[0].created_ms if found else 0
+        return known
 
     @property
     def size_bytes(self) -> int:

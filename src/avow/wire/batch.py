@@ -18,7 +18,6 @@ not be written again (except by `patch_header`, which touches no message).
 
 from __future__ import annotations
 
-from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -40,6 +39,7 @@ from avow.wire.columns import (
     read_writes,
 )
 from avow.wire.encode import encode_batch, record_of
+from avow.wire.merge import concatenated, merge_sections, mergeable_shape, merged_writes
 from avow.wire.messages import Entry, Kind
 from avow.wire.record import (
     HAS_WRITE_ID,
@@ -67,6 +67,9 @@ __all__ = [
     "entry_parts",
     "entry_writes",
     "merge",
+    "merge_sections",
+    "mergeable_shape",
+    "merged_writes",
     "pack_entry",
     "patch_header",
     "record_of",
@@ -240,39 +243,5 @@ def merge(records: Sequence[Buffer]) -> bytearray:
     if count > limits.BATCH_COUNT_MAX:
         raise TooLarge(f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {count}; merge fewer")
     writes = [write for batch in batches for write in batch.writes()]
-    columns = _concatenated([batch.columns for batch in batches], count)
+    columns = concatenated([batch.columns for batch in batches], count)
     return record_of(columns, writes=writes, created_ms=max(batch.created_ms for batch in batches))
-
-
-def _concatenated(parts: Sequence[Columns], count: int) -> Columns:
-    validity, bit = 0, 0
-    for part in parts:
-        validity |= int.from_bytes(part.key_validity, "little") << bit
-        bit += part.messages
-    sections = parts[0].sections & ~WRITES
-    return Columns(
-        sections=sections,
-        messages=count,
-        value_offsets=_chained([part.value_offsets for part in parts]),
-        values=b"".join([part.values for part in parts]),
-        key_validity=validity.to_bytes((count + 7) >> 3, "little") if sections & KEYS else b"",
-        key_offsets=_chained([part.key_offsets for part in parts]),
-        keys=b"".join([part.keys for part in parts]),
-        list_offsets=_chained([part.list_offsets for part in parts]),
-        name_offsets=_chained([part.name_offsets for part in parts]),
-        names=b"".join([part.names for part in parts]),
-        header_offsets=_chained([part.header_offsets for part in parts]),
-        header_values=b"".join([part.header_values for part in parts]),
-        times=b"".join([part.times for part in parts]),
-    )
-
-
-def _chained(columns: Sequence[Buffer]) -> bytes:
-    """Offsets of columns laid end to end. The last offset of each is the length of what it points into."""
-    if not columns[0]:
-        return b""
-    offsets = array("i", [0])
-    for column in columns:
-        base = offsets[-1]
-        offsets.extend([base + offset for offset in memoryview(column).cast("i")[1:]])
-    return offsets.tobytes()

@@ -106,7 +106,7 @@ _LAYOUTS: Final[tuple[tuple[int, type[Struct], str, str], ...]] = (
     (14, m.Confirmed, "QQ", ""),
     (15, m.ReadIndex, "Q", ""),
     (16, m.ReadIndexAnswer, "Qq", ""),
-    (17, m.Forward, "Qq", "entry"),
+    (17, m.Forward, "Qqq?", "entry"),
     (18, m.Forwarded, "Qqq", "code"),
     (19, m.LaneEnqueue, "qqq", "entries"),
     (20, m.Stored, "qq", ""),

@@ -30,6 +30,7 @@ class Kind:
     QUEUE = 8  # metadata lane: create, change, delete a queue
     LANE_OPEN = 9  # metadata lane: a run of a peer opens a pub-sub lane
     LANE_END = 10  # metadata lane: the end of a pub-sub lane, decided once
+    PEER = 11  # metadata lane: who a peer is, where it is reached, whether it stays
 
     NAMES = (
         "noop",
@@ -43,6 +44,7 @@ class Kind:
         "queue",
         "lane-open",
         "lane-end",
+        "peer",
     )
 
 
@@ -196,6 +198,8 @@ class Forward(Struct, frozen=True, gc=False):
     request: int
     expected: int
     entry: Entry
+    age_ms: int = 0  # since the client first sent this write id; 0: a first attempt
+    mergeable: bool = False
 
 
 class Forwarded(Struct, frozen=True, gc=False):
@@ -311,6 +315,7 @@ Message: TypeAlias = (
 )
 
 _BALLOTS = frozenset({"ballot", "promised", "stamped", "origin"})
+_UNSAID = frozenset({"damaged_from", "age_ms", "mergeable"})  # when there is nothing to say
 
 
 def describe(message: object) -> str:
@@ -320,6 +325,8 @@ def describe(message: object) -> str:
         value = getattr(message, field)
         if field == "entries":
             parts.append("[" + " ".join(f"{Kind.NAMES[e.kind]}@{e.position}" for e in value) + "]")
+        elif field in _UNSAID and not value:
+            continue
         elif isinstance(value, bool):
             parts.append(f"{field}={'yes' if value else 'no'}")
         elif field == "ballot":
@@ -330,8 +337,6 @@ def describe(message: object) -> str:
             parts.append(f"snapshot@{value.position}")
         elif isinstance(value, Entry):
             parts.append(Kind.NAMES[value.kind])
-        elif field == "damaged_from" and not value:
-            continue
         else:
             parts.append(f"{field}={value}")
     return " ".join(parts)

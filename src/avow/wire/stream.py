@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from avow.errors import Malformed
-from avow.limits import KIB
+from avow.errors import CountOverflow, Malformed
+from avow.limits import FRAME_SIZE_BYTES_MAX, KIB
 from avow.wire.frames import next_length
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ _FREE_SIZE_BYTES_MIN: Final = 4 * KIB  # below this a new chunk costs less than 
 class Decoder:
     """Fed with bytes in arbitrary pieces, gives whole frames in order. After an error it only repeats that error."""
 
-    def __init__(self, *, chunk_size_bytes: int = CHUNK_SIZE_BYTES) -> None:
+    def __init__(self, *, chunk_size_bytes: int = CHUNK_SIZE_BYTES, length_max: int = FRAME_SIZE_BYTES_MAX) -> None:
+        """`length_max` may be changed later: nobody should be made to wait for a large frame by a stranger."""
+        self.length_max = length_max
         self._chunk_size_bytes = max(chunk_size_bytes, _START_SIZE_BYTES)
         self._frames = self._bytes = self._chunks = 0
         self._error: Malformed | None = None
@@ -99,6 +101,8 @@ class Decoder:
         """Of the frame that comes next; 0 while not even its length has come."""
         known = self._end - self._start >= _START_SIZE_BYTES
         self._length = next_length(self._readable, self._start) if known else 0
+        if self._length > self.length_max:
+            raise CountOverflow("frame length", expected=f"<= {self.length_max}", found=self._length, at=8)
         return self._length
 
     def _raise_error(self) -> None:

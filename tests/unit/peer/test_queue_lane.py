@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+from queue_lane_hand import NOW, confirmed, coordinating, heard, lane, perform, stored, write
+
+from avow.errors import InvalidRequest
 from avow.peer.answers import LOST, Done, Refusal
 from avow.peer.lane import Write
-from avow.peer.queue_lane import QueueLane
+from avow.peer.queue_lane import stage_deadline_ms
 from avow.queue import commands
-from avow.replication.effects import LaneImage
-from avow.replication.tuning import Tuning
+from avow.queue.ledger import Bounds
+from avow.queue.retention import StoredFile
 from avow.wire.messages import (
     Confirmed,
     Enqueue,
@@ -15,62 +19,10 @@ from avow.wire.messages import (
     Forwarded,
     Heartbeat,
     Kind,
-    Message,
-    ProbeAnswer,
-    Promise,
     ReadIndex,
     ReadIndexAnswer,
     Ready,
-    Snapshot,
 )
-
-NOW = 1.0
-
-
-def lane(me: int = 1) -> QueueLane:
-    image = LaneImage(snapshot=Snapshot(0, 0, (1, 2, 3), (), b""), entries=[])
-    return QueueLane(me=me, lane=1, image=image, rng=lambda: 0.5, tuning=Tuning(), now=0.0)
-
-
-def perform(peer: QueueLane) -> list[tuple[int, Message]]:
-    sent: list[tuple[int, Message]] = []
-    while (effects := peer.drain()) is not None:
-        sent += effects.sends_now + effects.sends_synced
-        if effects.ticket:
-            peer.persisted(effects.ticket)
-    return sent
-
-
-def coordinating() -> QueueLane:
-    peer = lane()
-    peer.tick(NOW)
-    peer.receive(2, ProbeAnswer(0, False, 0), NOW)
-    perform(peer)
-    peer.receive(2, Promise(peer.core.promised, 0, 0, 0), NOW)
-    perform(peer)
-    stored(peer)
-    return peer
-
-
-def stored(peer: QueueLane) -> None:
-    """Peer 2 has stored everything."""
-    perform(peer)
-    peer.receive(2, Ready(peer.core.promised, peer.core.log.end, True), NOW)
-    perform(peer)
-
-
-def confirmed(peer: QueueLane) -> None:
-    peer.receive(2, Confirmed(peer.core.promised, peer.core.reads.round), NOW)
-    perform(peer)
-
-
-def write(number: int, *, count: int = 1, expected: int = -1) -> Write:
-    return Write(Kind.DATA, b"%016d" % number, count, expected, 0, b"", b"x")
-
-
-def heard(peer: QueueLane) -> list[tuple[int, object]]:
-    answers, peer.answers = peer.answers, []
-    return list(answers)
 
 
 def test_a_write_is_answered_when_a_quorum_has_it_and_not_before() -> None:
@@ -246,3 +198,112 @@ def test_a_full_disk_refuses_writes_and_serves_reads() -> None:
     peer.write(1, write(1), NOW)
     peer.read_local(2)
     assert heard(peer) == [(1, Refusal("DISK_FULL")), (2, Done(1, 0))]
+
+
+def test_a_read_that_nobody_waits_for_any_more_is_forgotten() -> None:
+    peer = coordinating()
+    peer.read_at_least(1, 5)
+    peer.cancel(1)
+    peer.write(2, write(1, count=5), NOW)
+    stored(peer)
+    assert heard(peer) == [(2, Done(1, 5))]
+    follower = lane(2)
+    follower.receive(1, Heartbeat(65537, True, 0), NOW)
+    follower.read(7, NOW)
+    follower.cancel(7)
+    follower.receive(1, ReadIndexAnswer(7, 0), NOW)
+    assert heard(follower) == []
+
+
+def test_so_many_readers_may_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("avow.peer.queue_lane.WAITING_REQUESTS_MAX", 2)
+    peer = coordinating()
+    for request in (1, 2, 3):
+        peer.read_at_least(request, 9)
+    assert heard(peer) == [(3, Refusal("TOO_MANY"))]
+
+
+def old(number: int, age_ms: int) -> Write:
+    return Write(Kind.DATA, b"%016d" % number, 1, -1, 0, b"", b"x", age_ms=age_ms)
+
+
+def test_an_old_retry_that_may_have_been_forgotten_is_unknown() -> None:
+    peer = coordinating(bounds=Bounds(write_ids=2))
+    for number in (1, 2, 3):
+        peer.write(number, write(number), NOW)
+    stored(peer)
+    heard(peer)
+    peer.tick(NOW)  # from here on it is known what came
+    perform(peer)
+    peer.write(4, old(1, 60_000), NOW)  # done once, and forgotten
+    peer.write(5, old(3, 60_000), NOW)  # done once, and known
+    peer.write(6, old(9, 60_000), NOW)  # who can tell?
+    peer.write(7, Write(Kind.DATA, b"%016d" % 10, 1, 0, 0, b"", b"x", age_ms=60_000), NOW)  # refusing would be a claim
+    assert heard(peer) == [(4, LOST), (5, Done(3, 3)), (6, LOST), (7, LOST)]
+    assert peer.core.log.end == 4
+
+
+def test_a_retry_younger_than_what_is_remembered_is_judged() -> None:
+    peer = coordinating(bounds=Bounds(write_ids=2))
+    for number in (1, 2, 3):
+        peer.write(number, write(number), NOW)
+    stored(peer)
+    noted, later = NOW + 2.0, NOW + 7.0
+    for now in (noted, later):
+        peer.receive(2, Heartbeat(peer.core.promised, False, 4), now)
+        peer.tick(now)
+    heard(peer)
+    peer.write(4, old(9, 3_000), later)
+    assert peer.core.log.end == 5
+    assert heard(peer) == []
+
+
+def test_a_memory_that_never_was_full_judges_any_retry() -> None:
+    peer = coordinating()
+    peer.write(1, old(1, 3_600_000), NOW)
+    stored(peer)
+    assert heard(peer) == [(1, Done(1, 1))]
+
+
+def test_a_forwarded_retry_tells_its_age() -> None:
+    follower = lane(2)
+    follower.receive(1, Heartbeat(65537, True, 0), NOW)
+    follower.write(7, old(1, 1_500), NOW)
+    (forward,) = [m for _, m in perform(follower) if isinstance(m, Forward)]
+    assert forward.age_ms == 1_500
+
+
+def test_the_coordinator_proposes_one_trim_at_a_time() -> None:
+    peer = coordinating(snapshot_every=2)
+    for number in range(1, 6):
+        peer.write(number, write(number), NOW)
+        stored(peer)
+    files = [StoredFile(last_position=3, size_bytes=100, newest_ms=1_000), StoredFile(6, 100, 2_000)]
+    rules = commands.RetentionRules(size_bytes=100)
+    end = peer.core.log.end
+    assert peer.propose_trim(files, rules, 5_000)
+    assert not peer.propose_trim(files, rules, 5_000)
+    assert peer.core.log.end == end + 1
+    stored(peer)
+    assert peer.state.trimmed_to == 2  # version 3 lies in the second file
+    assert not peer.propose_trim(files, rules, 5_000)
+
+
+def test_a_peer_that_does_not_coordinate_proposes_nothing() -> None:
+    assert not lane(2).propose_trim([StoredFile(3, 100, 0)], commands.RetentionRules(age_s=1), 5_000)
+
+
+def test_a_deadline_is_checked_where_it_enters() -> None:
+    assert stage_deadline_ms(1.5, now_ms=1_000) == 2_500
+    for wrong in (0.0, -1.0, 24 * 3600.0 + 1, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequest):
+            stage_deadline_ms(wrong, now_ms=0)
+
+
+def test_whoever_waits_at_a_deleted_queue_hears_that_it_is_gone() -> None:
+    peer = coordinating()
+    peer.write(1, write(1), NOW)
+    peer.read_at_least(2, 9)
+    peer.read(3, NOW)
+    peer.abandon()
+    assert set(heard(peer)) == {(1, LOST), (2, Refusal("UNKNOWN_QUEUE")), (3, Refusal("UNKNOWN_QUEUE"))}

@@ -71,11 +71,31 @@ def versions(state: MetadataState, name: str, subscriber: str) -> dict[int, int]
 # Queues
 
 
-def test_a_two_phase_queue_gets_consecutive_lanes_and_a_pub_sub_queue_none() -> None:
+def test_a_two_phase_queue_gets_consecutive_lanes_and_a_pub_sub_queue_one_number_of_its_own() -> None:
     state = founded()
     outcomes = apply_all(state, queue("create", "a", "two-phase", 3), queue("create", "b"), opens(1, name="b"))
-    assert outcomes == [Outcome("", 1, 3), Outcome(), Outcome("", 4, 4)]
-    assert [found.name for found in state.queues()] == ["a", "b"]
+    assert outcomes == [Outcome("", 1, 3), Outcome("", 4, 4), Outcome("", 5, 5)]
+    assert [(found.name, found.first_lane) for found in state.queues()] == [("a", 1), ("b", 4)]
+
+
+def test_a_two_phase_queue_remembers_who_began_it_and_who_may_hold_it() -> None:
+    state = founded()
+    chosen = command(Kind.QUEUE, QueueCommand("create", "b", peers=(3, 1)))
+    apply_all(state, queue("create", "a", "two-phase"), members(1, 2, 3, 4), chosen)
+    everywhere, somewhere = state.queues()
+    assert (everywhere.peers, everywhere.founders) == ((), (1, 2, 3))
+    assert (somewhere.peers, somewhere.founders) == ((1, 3), (1, 3))
+
+
+def test_a_queue_for_peers_that_do_not_vote_or_a_pub_sub_queue_for_some_of_them_is_refused() -> None:
+    state = founded()
+    steps = [
+        command(Kind.QUEUE, QueueCommand("create", "a", peers=(1, 9))),
+        command(Kind.QUEUE, QueueCommand("create", "b", "pub-sub", peers=(1,))),
+        queue("create", "c", lanes=2),
+    ]
+    assert codes(apply_all(state, *steps)) == ["INVALID_REQUEST"] * 3
+    assert state.queues() == []
 
 
 def test_creating_the_same_queue_again_is_done_and_another_one_by_that_name_is_refused() -> None:
@@ -102,11 +122,18 @@ def test_changing_or_deleting_an_unknown_queue_is_refused() -> None:
     assert codes(apply_all(founded(), queue("change", "a"), queue("delete", "a"))) == ["UNKNOWN_QUEUE"] * 2
 
 
-def test_a_queue_that_takes_the_name_of_a_deleted_one_does_not_meet_its_lanes() -> None:
+def test_a_deleted_queue_takes_its_lanes_along_and_their_numbers_never_come_back() -> None:
     state = founded()
-    apply_all(state, queue("create", "a"), opens(1, name="a"), queue("delete", "a"), queue("create", "a"))
-    assert [(lane.number, lane.queue) for lane in state.orphans()] == [(1, "")]
-    assert apply_all(state, opens(1, name="a")) == [Outcome("", 2, 2)]
+    apply_all(state, queue("create", "a"), opens(1, name="a"), opens(2), queue("delete", "a"), queue("create", "a"))
+    assert [lane.number for lane in state.lanes.by_number.values()] == [3]
+    assert apply_all(state, ends(2, 0), opens(1, name="a")) == [Outcome("INVALID_REQUEST"), Outcome("", 5, 5)]
+
+
+def test_a_change_of_voters_does_not_wait_for_the_lanes_of_a_deleted_queue() -> None:
+    state = founded()
+    apply_all(state, queue("create", "a"), opens(1, name="a"), members(1, 2, 3, 4))
+    assert state.busy_lanes() == [2]
+    assert codes(apply_all(state, queue("delete", "a"), members(1, 2, 3))) == ["", ""]
 
 
 def test_queues_are_bounded() -> None:
@@ -117,11 +144,11 @@ def test_queues_are_bounded() -> None:
 # Lanes
 
 
-def test_lanes_are_numbered_in_turn_and_the_same_run_and_route_is_told_its_number_again() -> None:
+def test_lanes_are_numbered_in_turn_and_the_same_run_is_told_its_number_again_in_each_queue() -> None:
     state = founded()
-    apply_all(state, queue("create", "q", lanes=2))
-    outcomes = apply_all(state, opens(1, 1, "q"), opens(2, 1, "q"), opens(1, 1, "q", 1), opens(1, 1, "q"))
-    assert [outcome.first_version for outcome in outcomes] == [1, 2, 3, 1]
+    apply_all(state, queue("create", "q"), queue("create", "r"))
+    outcomes = apply_all(state, opens(1, 1, "q"), opens(2, 1, "q"), opens(1, 1, "r"), opens(1, 1, "q"))
+    assert [outcome.first_version for outcome in outcomes] == [3, 4, 5, 3]
     assert len(state.open_lanes()) == 3
     assert state.orphans() == []
 
@@ -134,6 +161,14 @@ def test_a_later_run_orphans_the_lanes_of_the_earlier_one_and_of_no_other_peer()
     assert not state.lane(3).orphaned
 
 
+def test_a_later_run_orphans_the_older_lanes_of_its_peer_in_every_queue() -> None:
+    state = founded()
+    apply_all(state, queue("create", "q"), queue("create", "r"), opens(1, 1, "q"), opens(1, 1, "r"), opens(1, 2, "q"))
+    assert [(lane.number, lane.queue) for lane in state.orphans()] == [(3, "q"), (4, "r")]
+    assert codes(apply_all(state, opens(1, 2, "r"), opens(1, 1, "r"))) == ["", ""]
+    assert [lane.number for lane in state.orphans()] == [3, 4]
+
+
 def test_a_run_that_was_superseded_opens_nothing_and_disturbs_nothing() -> None:
     state = founded()
     assert codes(apply_all(state, opens(1, 5), opens(1, 4))) == ["", "INVALID_REQUEST"]
@@ -142,8 +177,8 @@ def test_a_run_that_was_superseded_opens_nothing_and_disturbs_nothing() -> None:
 
 def test_a_lane_needs_a_voter_and_a_queue_that_takes_it() -> None:
     state = founded()
-    apply_all(state, queue("create", "one-order", "two-phase"), queue("create", "q", lanes=2))
-    outcomes = apply_all(state, opens(9), opens(1, 1, "none"), opens(1, 1, "one-order"), opens(1, 1, "q", 2))
+    apply_all(state, queue("create", "one-order", "two-phase"), queue("create", "q"))
+    outcomes = apply_all(state, opens(9), opens(1, 1, "none"), opens(1, 1, "one-order"), opens(1, 1, "q", 1))
     assert codes(outcomes) == ["INVALID_REQUEST", "UNKNOWN_QUEUE", "INVALID_REQUEST", "INVALID_REQUEST"]
     assert state.open_lanes() == []
 
@@ -168,19 +203,19 @@ def test_a_run_whose_lane_was_ended_gets_another_lane() -> None:
 
 def test_an_ended_lane_trimmed_to_its_end_is_forgotten_and_its_number_never_comes_back() -> None:
     state = founded()
-    apply_all(state, queue("create", "q"), opens(1, 1, "q"), reads("q", "x", (1, 3)), ends(1, 5))
-    assert apply_all(state, trims(1, 4), trims(1, 99)) == [Outcome("", 1, 4), Outcome("", 5, 5)]
+    apply_all(state, queue("create", "q"), opens(1, 1, "q"), reads("q", "x", (2, 3)), ends(2, 5))
+    assert apply_all(state, trims(2, 4), trims(2, 99)) == [Outcome("", 1, 4), Outcome("", 5, 5)]
     assert versions(state, "q", "x") == {}
     with pytest.raises(InvalidRequest):
-        state.lane(1)
-    assert apply_all(state, opens(1, 1, "q")) == [Outcome("", 2, 2)]
+        state.lane(2)
+    assert apply_all(state, opens(1, 1, "q")) == [Outcome("", 3, 3)]
 
 
 def test_a_hold_keeps_a_lane_that_its_subscriber_has_not_read() -> None:
     state = founded()
-    apply_all(state, queue("create", "q"), opens(1, 1, "q"), reads("q", "x", hold=True), ends(1, 5))
-    assert apply_all(state, trims(1, 5), reads("q", "x", (1, 2)), trims(1, 5))[2] == Outcome("", 1, 2)
-    assert state.lane(1).trimmed_to == 2
+    apply_all(state, queue("create", "q"), opens(1, 1, "q"), reads("q", "x", hold=True), ends(2, 5))
+    assert apply_all(state, trims(2, 5), reads("q", "x", (2, 2)), trims(2, 5))[2] == Outcome("", 1, 2)
+    assert state.lane(2).trimmed_to == 2
 
 
 def test_lanes_are_bounded_until_some_are_forgotten() -> None:
@@ -231,25 +266,25 @@ def test_a_peer_named_twice_is_refused() -> None:
 def test_each_component_of_a_vector_cursor_only_grows_except_by_a_reset() -> None:
     state = founded()
     apply_all(state, queue("create", "q"), opens(1, 1, "q"), opens(2, 1, "q"))
-    apply_all(state, reads("q", "x", (1, 5), (2, 1)), reads("q", "x", (1, 3), (2, 4)))
-    assert versions(state, "q", "x") == {1: 5, 2: 4}
-    apply_all(state, reads("q", "x", (1, 2), reset=True))
-    assert versions(state, "q", "x") == {1: 2}
+    apply_all(state, reads("q", "x", (2, 5), (3, 1)), reads("q", "x", (2, 3), (3, 4)))
+    assert versions(state, "q", "x") == {2: 5, 3: 4}
+    apply_all(state, reads("q", "x", (2, 2), reset=True))
+    assert versions(state, "q", "x") == {2: 2}
 
 
 def test_a_vector_cursor_names_lanes_of_its_queue_and_stops_at_their_ends() -> None:
     state = founded()
-    apply_all(state, queue("create", "q"), queue("create", "r"), opens(1, 1, "q"), opens(1, 1, "r"), ends(1, 5))
-    asked = [reads("q", "x", (1, 6)), reads("q", "x", (2, 1)), reads("q", "x", (3, 1)), reads("none", "x", (1, 1))]
+    apply_all(state, queue("create", "q"), queue("create", "r"), opens(1, 1, "q"), opens(1, 1, "r"), ends(3, 5))
+    asked = [reads("q", "x", (3, 6)), reads("q", "x", (4, 1)), reads("q", "x", (5, 1)), reads("none", "x", (1, 1))]
     assert codes(apply_all(state, *asked)) == ["INVALID_REQUEST"] * 3 + ["UNKNOWN_QUEUE"]
-    assert apply_all(state, reads("q", "x", (1, 5))) == [Outcome()]
+    assert apply_all(state, reads("q", "x", (3, 5))) == [Outcome()]
 
 
 def test_a_cursor_in_a_forgotten_lane_is_accepted_and_left_out() -> None:
     state = founded()
-    apply_all(state, queue("create", "q"), opens(1, 1, "q"), opens(2, 1, "q"), ends(1, 5), trims(1, 5))
-    assert codes(apply_all(state, reads("q", "x", (1, 5), (2, 7)))) == [""]
-    assert versions(state, "q", "x") == {2: 7}
+    apply_all(state, queue("create", "q"), opens(1, 1, "q"), opens(2, 1, "q"), ends(2, 5), trims(2, 5))
+    assert codes(apply_all(state, reads("q", "x", (2, 5), (3, 7)))) == [""]
+    assert versions(state, "q", "x") == {3: 7}
 
 
 def test_subscribers_of_a_queue_are_bounded_and_may_be_removed() -> None:
@@ -286,7 +321,7 @@ def test_an_entry_out_of_order_is_a_programming_error() -> None:
 
 def test_statistics_count_queues_and_lanes() -> None:
     state = founded()
-    apply_all(state, queue("create", "q"), opens(1), opens(1, 2), opens(2), ends(3, 0))
+    apply_all(state, queue("create", "q"), opens(1), opens(1, 2), opens(2), ends(4, 0))
     found = state.statistics()
     assert (found.queues, found.lanes, found.open_lanes, found.orphaned_lanes) == (1, 3, 2, 1)
     assert (found.voters, found.learners, found.epoch) == (3, 0, 0)

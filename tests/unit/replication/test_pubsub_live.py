@@ -241,17 +241,6 @@ def test_stored_from_a_peer_that_does_not_vote_on_the_lane_is_not_counted() -> N
     assert cluster.at(1).lookup(lane, 1) == (True, False, (1,))
 
 
-def test_a_write_is_found_by_its_id_and_the_first_one_wins() -> None:
-    cluster = ready()
-    lane = cluster.own_lane(1)
-    cluster.enqueue(1, "a")
-    assert cluster.at(1).find(lane, b"a".ljust(16, b".")) == 1
-    cluster.enqueue(1, "b")
-    cluster.enqueue(1, "b")
-    assert cluster.at(1).find(lane, b"b".ljust(16, b".")) == 2
-    assert cluster.at(1).find(lane, b"c".ljust(16, b".")) is None
-
-
 def test_forgotten_entries_are_served_from_storage() -> None:
     cluster = ready()
     lane = cluster.own_lane(1)

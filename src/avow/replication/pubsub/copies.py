@@ -14,25 +14,32 @@ that arrives behind the fence is counted (see `lane`).
 Repair is by pull: a peer that stays shorter than what somebody reported, for a whole heartbeat interval, asks one of
 those who have more. The owner pushes as well to a peer that reports no progress, because a link may be cut in one
 direction only. Both are bounded to one piece per peer and interval, and one fetch per lane at a time.
+
+Whoever is asked for entries that were removed for good answers with where to start instead: a TRIM entry at the last
+removed position, whose batch is the state of the lane there, in place of everything up to it. A copy that ends before
+that position makes it its new beginning; to any other it is a duplicate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from avow.errors import InvalidRequest
-from avow.replication.effects import SaveEntries
-from avow.replication.pubsub.lane import UNLIMITED, Lane, Read, after_end, one_frame
+from avow.errors import InvalidRequest, StorageDamaged, Trimmed
+from avow.ids import REPAIRING, ballot_of
+from avow.replication.effects import LaneImage, SaveCut, SaveEntries, SaveSnapshot, SaveState
+from avow.replication.pubsub.lane import UNLIMITED, Lane, Read, Start, after_end, is_start, one_frame
 from avow.replication.pubsub.outbox import Outbox
 from avow.replication.quorum import has_quorum, quorum_th_largest
 from avow.replication.tuning import Tuning
 from avow.wire.messages import (
     Entry,
+    Kind,
     LaneEnqueue,
     LaneFetch,
     LaneFetched,
     LaneHeartbeat,
     LaneReject,
+    Snapshot,
     Stored,
 )
 
@@ -40,17 +47,47 @@ NEVER = float("-inf")
 
 
 class Copies(Outbox):
-    def __init__(self, *, me: int, tuning: Tuning, read: Read | None) -> None:
+    def __init__(
+        self,
+        *,
+        me: int,
+        images: dict[int, LaneImage],
+        tuning: Tuning,
+        read: Read | None,
+        heard: dict[int, float] | None = None,
+    ) -> None:
         super().__init__(me=me)
+        self._images = images
         self.tuning = tuning
         self._read = read
-        self.heard: dict[int, float] = {}
+        self._alone = heard is None  # nobody else keeps track of who is there
+        self.heard: dict[int, float] = {} if heard is None else heard
+        self._beat_wanted = True  # somebody may not know what was said last
         self.full = False  # the disk takes no entries; fences, answers and heartbeats go on
-        self._lanes: dict[int, Lane] = {}
         self._own: Lane | None = None
         self._committed: list[tuple[int, int, int]] = []
         self._accepted: list[tuple[int, int, tuple[int, ...]]] = []
         self._lost: list[int] = []
+        self._begun: list[tuple[int, int, bytes]] = []
+        self.starts: Start | None = None  # set by whoever keeps the lanes' states
+
+    def _claim(self, number: int) -> Lane:
+        """The lane of this number; if it is new here, from what the disk holds of it."""
+        lane = self._lanes.get(number)
+        if lane is None:
+            lane = self._lanes[number] = self._restore(number, self._images.pop(number, LaneImage(entries=[])))
+        return lane
+
+    def _restore(self, number: int, image: LaneImage) -> Lane:
+        lane = Lane(number, image)
+        if lane.decided >= 0:
+            if lane.end > lane.decided:  # the crash came between the end and the cut
+                lane.cut(lane.decided)
+                self._save(lane, SaveCut(number, lane.decided))
+        elif lane.repairing and image.stamped != REPAIRING:
+            # before anything is stored again: the next start must still know that this copy is not whole
+            self._save(lane, SaveState(number, 0, REPAIRING))
+        return lane
 
     def _known_lane(self, number: int) -> Lane:
         lane = self._lanes.get(number)
@@ -77,10 +114,10 @@ class Copies(Outbox):
         last = after + len(entries)
         if last > lane.known:
             lane.known = last
-        if after > lane.end:
+        if after > lane.end and not is_start(entries):
             self._ask(lane, source)
         elif last > lane.end and not self.full:
-            self._take(lane, after_end(lane, after, entries, UNLIMITED))
+            self._continue(lane, after, entries, UNLIMITED)
         if message.cursor > lane.cursor:
             self._move_cursor(lane, message.cursor)
 
@@ -88,6 +125,28 @@ class Copies(Outbox):
         """Store entries that continue this copy."""
         lane.extend(entries)
         self._save(lane, SaveEntries(lane.number, tuple(entries)))
+
+    def _continue(self, lane: Lane, after: int, entries: Sequence[Entry], upto: int) -> bool:
+        """Store what continues this copy of entries that follow `after`; False: nothing does."""
+        started = False
+        if is_start(entries):
+            start, after, entries = entries[0], entries[0].position, entries[1:]
+            if lane.end < start.position <= upto and not lane.mine:
+                self._begin(lane, start)
+                started = True
+        fresh = after_end(lane, after, entries, upto)
+        if fresh:
+            self._take(lane, fresh)
+        return bool(fresh) or started
+
+    def _begin(self, lane: Lane, start: Entry) -> None:
+        lane.start_at(start.position)
+        snapshot = Snapshot(start.position, start.origin, lane.voters, (), start.batch)
+        self._save(lane, SaveSnapshot(lane.number, snapshot, reset=True))
+        if lane.voters:
+            self._begun.append((lane.number, start.position, start.batch))
+        else:  # fenced and refilled before this peer was told of the lane: found when it is
+            lane.state = start.batch
 
     def _on_reject(self, _source: int, message: LaneReject, _now: float) -> None:
         lane = self._own
@@ -159,9 +218,12 @@ class Copies(Outbox):
             lane = lanes.get(number)
             if lane is None or lane.decided >= 0 or not lane.voters:
                 continue
+            lane.heard = True
             self._hear_stored(lane, source, to)
             if cursor > lane.cursor:
                 self._move_cursor(lane, cursor)
+            elif cursor < lane.cursor:
+                self._beat_wanted = True  # it missed something, perhaps what was said when it was away
 
     # ------------------------------------------------------------------ repair
 
@@ -176,25 +238,38 @@ class Copies(Outbox):
             return  # nothing to give: the asker tries another peer at its next heartbeat
         entries = self._held(lane, message.after, lane.end)
         if entries:
-            self._send_now(source, LaneFetched(lane.number, message.after, entries))
+            self._send_now(source, LaneFetched(lane.number, entries[0].position - 1, entries))
 
     def _held(self, lane: Lane, after: int, upto: int) -> tuple[Entry, ...]:
-        """One frame's worth of the entries after `after`, from memory or else from storage."""
+        """One frame's worth of the entries after `after`, from memory or else from storage; or where to start instead.
+
+        Empty when storage cannot read them: whoever asks will ask another peer.
+        """
         limit = self.tuning.piece_entries
         if after >= lane.base:
             return lane.piece(after, limit, upto)
         if self._read is None:
             return ()
-        return one_frame(tuple(self._read(lane.number, after, min(limit, lane.base - after))))
+        try:
+            return one_frame(tuple(self._read(lane.number, after, min(limit, lane.base - after))))
+        except Trimmed:
+            return self._start_of(lane)
+        except StorageDamaged:
+            return ()
+
+    def _start_of(self, lane: Lane) -> tuple[Entry, ...]:
+        found = self.starts(lane.number) if self.starts is not None else None
+        if found is None:
+            return ()
+        position, state = found
+        return (Entry(position, ballot_of(lane.incarnation, lane.owner), Kind.TRIM, batch=state),)
 
     def _on_fetched(self, source: int, message: LaneFetched, _now: float) -> None:
         lane = self._lanes.get(message.lane)
-        if lane is None or not lane.voters:
+        if lane is None or not lane.voters or self.full:
             return
-        fresh = after_end(lane, message.after, message.entries, self._takes_to(lane))
-        if not fresh or self.full:
-            return  # a duplicate, or behind the fence, or no room
-        self._take(lane, fresh)
+        if not self._continue(lane, message.after, message.entries, self._takes_to(lane)):
+            return  # a duplicate, or behind the fence
         if lane.end < self._wanted(lane):
             self._ask(lane, source)
 
@@ -232,7 +307,7 @@ class Copies(Outbox):
             if holds < lane.end and is_power_of_two and self._fresh(peer, now):
                 entries = self._held(lane, holds, lane.end)
                 if entries:
-                    self._send_now(peer, LaneEnqueue(lane.number, holds, entries, lane.cursor))
+                    self._send_now(peer, LaneEnqueue(lane.number, entries[0].position - 1, entries, lane.cursor))
 
     def _fresh(self, peer: int, now: float) -> bool:
         return now - self.heard.get(peer, NEVER) <= self.tuning.heartbeat_fresh_s

@@ -12,23 +12,25 @@ new lane and never appends to the old one again: that is what makes all copies o
 the reason why no ballot, no origin check and no conflict appears anywhere below. Lanes without a living run are
 orphans; any peer in touch with a quorum settles them after a random delay, so that usually one does.
 
-Besides `drain()` the composition takes five short lists after each input. Ranges are (lane, after, to), meaning the
+Besides `drain()` the composition takes six short lists after each input. Ranges are (lane, after, to), meaning the
 entries after+1 .. to: `take_committed` newly readable here; `take_accepted` (lane, to, peers) own lane committed up to
 `to`; `take_refused` own entries that can never be committed; `take_lost` own lanes this run may not append to any more
-(make the next incarnation durable, `new_run`, open a lane); `take_settled` (lane, end) to propose as LANE_END.
+(make the next incarnation durable, `new_run`, open a lane); `take_settled` (lane, end) to propose as LANE_END. First of
+all `take_begun`: copies that start anew behind what was removed for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from avow.errors import DiskFull, LaneEnded, Offline
-from avow.ids import REPAIRING, ballot_of
+from avow.ids import ballot_of
 from avow.limits import LANES_PER_QUEUE_MAX
-from avow.replication.effects import LaneImage, SaveCut, SaveState
+from avow.replication.effects import LaneImage
 from avow.replication.pubsub.copies import NEVER
+from avow.replication.pubsub.keeping import Keeping
 from avow.replication.pubsub.lane import Lane, Read
-from avow.replication.pubsub.settle import Settling
 from avow.replication.tuning import Tuning
 from avow.wire.messages import (
     Entry,
@@ -45,8 +47,10 @@ from avow.wire.messages import (
     Stored,
 )
 
+IDLE_BEATS: Final = 20  # a queue in which nothing happens says so every so many heartbeats
 
-class PubSubCore(Settling):
+
+class PubSubCore(Keeping):
     def __init__(
         self,
         *,
@@ -57,17 +61,20 @@ class PubSubCore(Settling):
         tuning: Tuning,
         now: float,
         read: Read | None = None,
+        heard: dict[int, float] | None = None,
     ) -> None:
-        """`images` are what storage found, synced. `incarnation` is durable and was never used by an earlier run."""
-        super().__init__(me=me, incarnation=incarnation, tuning=tuning, read=read)
+        """`incarnation` is durable and was never used by an earlier run. `images` are what storage found, synced: those
+        of this queue's lanes are taken out when the core learns of them, those of other queues' lanes stay there.
+        `heard`, when each peer was last heard of, may be shared by all that runs on this peer: then a queue in which
+        nothing happens says so only now and then."""
+        super().__init__(me=me, incarnation=incarnation, images=images, tuning=tuning, read=read, heard=heard)
         self._rng = rng
         self._beat_at = now
         self._everyone: tuple[int, ...] = ()
         self._runs: dict[int, int] = {}  # peer -> its newest incarnation that opened a lane
-        self._active: list[Lane] = []  # undecided, or not all here
         self._first_beat_lane = 0
-        for number, image in images.items():
-            self._lanes[number] = self._restore(number, image)
+        self._last_beat: LaneHeartbeat | None = None
+        self._beats_idle = 0  # since there was something new to say
         self._on: dict[type, Callable[..., None]] = {
             LaneEnqueue: self._on_enqueue,
             Stored: self._on_stored,
@@ -80,17 +87,6 @@ class PubSubCore(Settling):
             Refill: self._on_refill,
             Refilled: self._on_refilled,
         }
-
-    def _restore(self, number: int, image: LaneImage) -> Lane:
-        lane = Lane(number, image)
-        if lane.decided >= 0:
-            if lane.end > lane.decided:  # the crash came between the end and the cut
-                lane.cut(lane.decided)
-                self._save(lane, SaveCut(number, lane.decided))
-        elif lane.repairing and image.stamped != REPAIRING:
-            # before anything is stored again: the next start must still know that this copy is not whole
-            self._save(lane, SaveState(number, 0, REPAIRING))
-        return lane
 
     # ------------------------------------------------------------------ inputs
 
@@ -140,6 +136,10 @@ class PubSubCore(Settling):
             raise Offline(f"{lane.end - lane.cursor} entries wait for a quorum already; nothing was stored. Retry")
         return lane
 
+    def check_writable(self, now: float) -> None:
+        """Raises as `enqueue` would."""
+        self._writable(now)
+
     def tick(self, now: float) -> None:
         """Call at `wake_at()` or later; calling early does nothing."""
         if now < self._beat_at:
@@ -158,12 +158,13 @@ class PubSubCore(Settling):
     def members(self, voters: Iterable[int], learners: Iterable[int]) -> None:
         """Who is spoken to from now on. Does not change who votes on lanes that are open."""
         self._everyone = tuple(dict.fromkeys((*voters, *learners)))
+        self._beat_wanted = True
         for lane in self._active:
             lane.audience = self._audience(lane)
 
     def lane_opened(self, number: int, peer: int, incarnation: int, voters: tuple[int, ...], now: float) -> None:
         """A run owns a lane, with these voters for its whole life. Told twice, it changes nothing."""
-        lane = self._lanes.setdefault(number, Lane(number))
+        lane = self._claim(number)
         if lane.voters:
             return
         lane.owner, lane.incarnation, lane.voters = peer, incarnation, voters
@@ -206,6 +207,10 @@ class PubSubCore(Settling):
         beat = LaneHeartbeat(
             tuple((lane.number, self._own_count(lane, lane.durable), lane.cursor) for lane in undecided)
         )
+        self._beats_idle = 0 if self._alone or self._beat_wanted or beat != self._last_beat else self._beats_idle + 1
+        if self._beats_idle % IDLE_BEATS:
+            return
+        self._last_beat, self._beat_wanted = beat, False
         for peer in self._everyone:
             if peer != self.me:
                 self._send_now(peer, beat)
@@ -254,6 +259,12 @@ class PubSubCore(Settling):
     def own_lane(self) -> int | None:
         return self._own.number if self._own is not None else None
 
+    @property
+    def own_unsynced(self) -> bool:
+        """An entry of the own lane is not durable here yet, nor known to be committed."""
+        own = self._own
+        return own is not None and own.end > max(own.durable, own.cursor)
+
     def online(self, now: float) -> bool:
         """The own lane's voters, this peer included, were heard in quorum within the freshness time."""
         return self._own is not None and self._reaches_quorum(self._own, now)
@@ -266,26 +277,6 @@ class PubSubCore(Settling):
         lane = self._known_lane(number)
         return 0 < position <= lane.durable, 0 < position <= lane.cursor, lane.stored_by(position)
 
-    def find(self, number: int, write_id: bytes) -> int | None:
-        """Where this copy has the write; whether that is final the caller sees from the lane's end."""
-        return self._known_lane(number).position_of(write_id)
-
-    def entry(self, number: int, position: int) -> Entry | None:
-        """A stored entry by its position, committed or not."""
-        lane = self._known_lane(number)
-        held = self._held(lane, position - 1, position) if 0 < position <= lane.durable else ()
-        return held[0] if held else None
-
-    def entries(self, number: int, *, after: int, limit: int) -> tuple[Entry, ...]:
-        """Readable entries that follow `after`: at most `limit`, and at most one frame's worth."""
-        lane = self._known_lane(number)
-        return self._held(lane, after, lane.readable)[:limit] if after < lane.readable else ()
-
-    def held(self, number: int, *, after: int, to: int) -> list[Entry] | None:
-        """The entries after+1 .. to, committed or not; None while this copy does not reach so far."""
-        lane = self._known_lane(number)
-        return lane.entries[after - lane.base : to - lane.base] if lane.base <= after and to <= lane.end else None
-
     def open_voters(self) -> tuple[int, ...]:
         """Of the own lane while it takes entries; nobody when it does not."""
         return self._own.voters if self._own is not None and self._own.open else ()
@@ -295,9 +286,12 @@ class PubSubCore(Settling):
         lane = self._lanes.get(number)
         return lane is not None and bool(lane.voters) and lane.complete
 
-    def forget(self, number: int, upto: int) -> None:
-        """Keep readable entries up to `upto` on disk only; `read` serves them from then on."""
-        self._known_lane(number).forget(upto)
+    def caught_up(self, number: int, *, within: int) -> bool:
+        """This copy is as long as any that was heard of, but for a few entries; somebody was heard."""
+        lane = self._known_lane(number)
+        if lane.decided >= 0:
+            return lane.complete
+        return (lane.heard or lane.mine) and lane.durable >= self._wanted(lane) - within
 
     def statistics(self) -> dict[str, object]:
         own = self._own
@@ -317,8 +311,13 @@ class PubSubCore(Settling):
 
     @property
     def has_news(self) -> bool:
-        """At least one of the five lists is not empty: asked after every input, hence in one expression."""
-        return bool(self._committed or self._accepted or self._refused or self._lost or self._settled)
+        """At least one of the six lists is not empty: asked after every input, hence in one expression."""
+        return bool(self._committed or self._accepted or self._refused or self._lost or self._settled or self._begun)
+
+    def take_begun(self) -> list[tuple[int, int, bytes]]:
+        """Before the others: lanes of which this copy begins behind what was removed, (lane, position, state there)."""
+        taken, self._begun = self._begun, []
+        return taken
 
     def take_committed(self) -> list[tuple[int, int, int]]:
         taken, self._committed = self._committed, []

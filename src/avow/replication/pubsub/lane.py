@@ -15,6 +15,10 @@ What comes in behind the fence (refills, and fetches up to a decided end) length
 `counted`: a quorum that includes a refilled copy would be a second, contradicting decision about where the lane ends.
 After a restart a fenced copy no longer knows which part came before its fence, so it counts for nothing.
 
+Of what is readable only the newest entries stay in memory; a copy that starts from a snapshot has none of those before
+it. What was removed for good (a committed trim) no copy needs: one that lacks it, and can get it nowhere, starts behind
+it (`start_at`). That lengthens `end`, and `counted` never beyond the fence, as entries would.
+
 A copy that lost entries it may have been counted for is `repairing` (durably, in the lane's stamp). It is fed again and
 can be read, but is counted neither as Stored nor in a quorum of fence answers until the end is decided.
 """
@@ -22,19 +26,22 @@ can be read, but is counted neither as Stored nor in a quorum of fence answers u
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from avow.ids import REPAIRING
 from avow.limits import ENQUEUE_SIZE_BYTES_MAX
 from avow.replication.effects import LaneImage
-from avow.wire.messages import Entry
+from avow.wire.messages import Entry, Kind
 
 UNLIMITED: Final = sys.maxsize
 UNDECIDED: Final = -1
 NOBODY: Final = 0
 
-Read: TypeAlias = Callable[[int, int, int], Sequence[Entry]]  # (lane, after, max_entries) -> entries storage still has
+#: (lane, after, max_entries) -> entries storage still has. Raises Trimmed when it has not, StorageDamaged.
+Read: TypeAlias = Callable[[int, int, int], Sequence[Entry]]
+#: lane -> the last position that was removed for good, and what a copy that starts behind it must know; None: nothing
+Start: TypeAlias = Callable[[int], tuple[int, bytes] | None]
 
 
 class Lane:
@@ -55,6 +62,7 @@ class Lane:
         "fence_at",
         "fence_durable",
         "fenced",
+        "heard",
         "incarnation",
         "known",
         "lost",
@@ -64,13 +72,14 @@ class Lane:
         "opened_at",
         "orphaned",
         "owner",
-        "positions",
         "pushed",
         "readable",
         "repairing",
         "reported",
         "sent_to",
         "settle_at",
+        "size",
+        "state",
         "stored",
         "target",
         "voters",
@@ -84,6 +93,8 @@ class Lane:
         self.audience: tuple[int, ...] = ()  # everybody but this peer: members, learners, the lane's voters
         self.base = image.snapshot.position if image.snapshot else 0
         self.entries: list[Entry] = list(image.entries)
+        self.size = size_of(self.entries)  # bytes in memory
+        self.state = image.snapshot.state if image.snapshot else b""  # what the snapshot said, until it is taken
         self.end = self.durable = self.base + len(self.entries)
         self.cursor = self.readable = self.base
         self.stored: dict[int, int] = {}  # voter -> what it may be counted for
@@ -104,7 +115,7 @@ class Lane:
         self.missed_at_beat = False
         self.pushed: dict[int, tuple[int, int]] = {}  # own lane: what a peer held, and for how many heartbeats already
         self.settle_at = 0.0  # 0: not due
-        self.positions: dict[bytes, int] | None = None  # write id -> position, built when somebody asks
+        self.heard = False  # somebody said how long its copy is
 
     @property
     def open(self) -> bool:
@@ -122,12 +133,13 @@ class Lane:
     def extend(self, entries: Sequence[Entry]) -> None:
         self.entries.extend(entries)
         self.end += len(entries)
-        if self.positions is not None:
-            self._index(entries)
+        self.size += size_of(entries)
 
     def cut(self, end: int) -> None:
         """Drop what lies after `end`, which is the lane's decided end."""
-        del self.entries[max(end - self.base, 0) :]
+        kept = max(end - self.base, 0)
+        self.size -= size_of(self.entries[kept:])
+        del self.entries[kept:]
         self.end = min(self.end, end)
         self.durable = min(self.durable, end)
 
@@ -135,8 +147,29 @@ class Lane:
         """Keep entries up to `upto` on disk only."""
         upto = min(upto, self.readable)
         if upto > self.base:
+            self.size -= size_of(self.entries[: upto - self.base])
             del self.entries[: upto - self.base]
             self.base = upto
+
+    def relieve(self, upto: int, *, entries_max: int, bytes_max: int) -> None:
+        """Beyond either bound of what is in memory, forget half of it, but nothing behind `upto`: many at a time."""
+        if upto - self.base <= entries_max and self.size <= bytes_max:
+            return
+        base, size = self.base, self.size
+        for entry in self.entries[: upto - self.base]:
+            if upto - base <= entries_max // 2 and size <= bytes_max // 2:
+                break
+            base, size = base + 1, size - size_of((entry,))
+        self.forget(base)
+
+    def start_at(self, position: int) -> None:
+        """Everything up to `position` was committed, and removed everywhere: this copy continues behind it.
+
+        Nothing of it can be read, so it is readable here at once; durable it is when its snapshot is.
+        """
+        self.entries, self.size = [], 0
+        self.base = self.end = self.readable = position
+        self.cursor = max(self.cursor, position)
 
     def slice(self, after: int, limit: int) -> tuple[Entry, ...]:
         """At most `limit` entries that follow `after`, which must not lie before the base."""
@@ -147,23 +180,13 @@ class Lane:
         """What one frame may carry of the entries after `after` and up to `upto`."""
         return one_frame(self.slice(after, min(limit, upto - after)))
 
-    def position_of(self, write_id: bytes) -> int | None:
-        """Where the write with this id was stored first, among the entries in memory."""
-        if self.positions is None:
-            self.positions = {}
-            self._index(self.entries)
-        position = self.positions.get(write_id)
-        return position if position is not None and position <= self.end else None
-
-    def _index(self, entries: Sequence[Entry]) -> None:
-        assert self.positions is not None
-        for entry in entries:
-            if entry.write_id:
-                self.positions.setdefault(entry.write_id, entry.position)
-
     def stored_by(self, position: int) -> tuple[int, ...]:
         """The voters known to hold the entry at `position`, in the order of the lane's membership."""
         return tuple(peer for peer, to in self.stored.items() if to >= position)
+
+
+def size_of(entries: Iterable[Entry]) -> int:
+    return sum(len(entry.batch) + len(entry.control) for entry in entries)
 
 
 def one_frame(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -174,6 +197,11 @@ def one_frame(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         if size > ENQUEUE_SIZE_BYTES_MAX and count:
             return entries[:count]
     return entries
+
+
+def is_start(entries: Sequence[Entry]) -> bool:
+    """They begin with the place where a copy may start whose missing entries were removed for good."""
+    return bool(entries) and entries[0].kind == Kind.TRIM
 
 
 def after_end(lane: Lane, after: int, entries: Sequence[Entry], upto: int) -> Sequence[Entry]:

@@ -25,6 +25,7 @@ from avow.wire.messages import Message
 class Outbox(ABC):
     def __init__(self, *, me: int) -> None:
         self.me = me
+        self._lanes: dict[int, Lane] = {}
         self._sends: list[tuple[int, Message]] = []
         self._persist: list[Persist] = []
         self._synced: list[tuple[int, Message]] = []
@@ -60,7 +61,8 @@ class Outbox(ABC):
         marks = self._marks
         while marks and marks[0][0] <= ticket:
             for lane, end, fenced in marks.popleft()[1]:
-                self._became_durable(lane, end, fenced=fenced, now=now)
+                if self._lanes.get(lane.number) is lane:  # else it was dropped meanwhile
+                    self._became_durable(lane, end, fenced=fenced, now=now)
 
     def _ticketed(self) -> Effects:
         self._ticket += 1

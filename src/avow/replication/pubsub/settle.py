@@ -27,9 +27,9 @@ so any settler finds the same end.
 
 from __future__ import annotations
 
-from avow.replication.effects import SaveCut, SaveFence
+from avow.replication.effects import LaneImage, SaveCut, SaveFence
 from avow.replication.pubsub.copies import Copies
-from avow.replication.pubsub.lane import UNDECIDED, UNLIMITED, Lane, Read, after_end
+from avow.replication.pubsub.lane import UNDECIDED, UNLIMITED, Lane, Read
 from avow.replication.tuning import Tuning
 from avow.wire.messages import Fence, Fenced, Refill, Refilled
 
@@ -57,8 +57,17 @@ class Settlement:
 
 
 class Settling(Copies):
-    def __init__(self, *, me: int, incarnation: int, tuning: Tuning, read: Read | None) -> None:
-        super().__init__(me=me, tuning=tuning, read=read)
+    def __init__(
+        self,
+        *,
+        me: int,
+        incarnation: int,
+        images: dict[int, LaneImage],
+        tuning: Tuning,
+        read: Read | None,
+        heard: dict[int, float] | None = None,
+    ) -> None:
+        super().__init__(me=me, images=images, tuning=tuning, read=read, heard=heard)
         self.incarnation = incarnation
         self._settlements: dict[int, Settlement] = {}
         self._attempts = 0
@@ -149,7 +158,7 @@ class Settling(Copies):
             entries = self._held(lane, holds, end)
             if entries:
                 settlement.sent[voter] = holds
-                self._send_now(voter, Refill(lane.number, settlement.attempt, holds, entries))
+                self._send_now(voter, Refill(lane.number, settlement.attempt, entries[0].position - 1, entries))
 
     def _press(self, settlement: Settlement, now: float) -> None:
         """At each heartbeat: repeat what got no answer; begin again when nothing moved for too long."""
@@ -183,9 +192,7 @@ class Settling(Copies):
             self._lose(lane)
 
     def _on_fence(self, source: int, message: Fence, _now: float) -> None:
-        lane = self._lanes.get(message.lane)
-        if lane is None:  # this peer lags in the metadata lane, perhaps for ever: it has nothing, and will take nothing
-            lane = self._lanes[message.lane] = Lane(message.lane)
+        lane = self._claim(message.lane)  # not told of it yet, perhaps never: it takes nothing more all the same
         self._fence(lane)
         lane.settle_at = 0.0  # somebody is at it: give it the whole time again
         damaged_from = lane.end + 1 if lane.repairing else 0
@@ -196,9 +203,8 @@ class Settling(Copies):
         if lane is None or lane.decided >= 0:
             return
         self._fence(lane)
-        fresh = after_end(lane, message.after, message.entries, UNLIMITED)
-        if fresh and not self.full:
-            self._take(lane, fresh)
+        if not self.full:
+            self._continue(lane, message.after, message.entries, UNLIMITED)
         lane.settle_at = 0.0
         self._send_synced(source, Refilled(lane.number, message.attempt, lane.end))
 

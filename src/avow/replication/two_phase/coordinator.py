@@ -13,8 +13,10 @@ from __future__ import annotations
 from typing import Final
 
 from avow.errors import DiskFull, MembershipBusy, Offline
+from avow.limits import IN_FLIGHT_SIZE_BYTES_MAX
 from avow.replication.effects import SaveEntries
 from avow.replication.membership import Members, check_change, encode_members
+from avow.replication.pieces import entry_bytes
 from avow.replication.two_phase.lane_peer import COORDINATOR
 from avow.replication.two_phase.progress import Progress
 from avow.replication.two_phase.takeover import Claimant
@@ -35,7 +37,12 @@ class Coordinator(Claimant):
             raise Offline(
                 f"{self.log.end - self.committed} entries wait for a quorum already; nothing was stored. Retry"
             )
+        if self.log.size_bytes > IN_FLIGHT_SIZE_BYTES_MAX and self._in_flight_bytes() > IN_FLIGHT_SIZE_BYTES_MAX:
+            raise Offline(f"{IN_FLIGHT_SIZE_BYTES_MAX} bytes wait for a quorum already; nothing was stored. Retry")
         return self._append(kind, count, write_id, created_ms, control, batch)
+
+    def _in_flight_bytes(self) -> int:
+        return sum(map(entry_bytes, self.log.slice(self.committed, self.log.end - self.committed)))
 
     def change_members(self, wanted: Members) -> int:
         """Coordinator only: propose the next membership; returns its position. Raises before anything is stored."""
@@ -92,7 +99,7 @@ class Coordinator(Claimant):
             if origin < 0:
                 self._feed_older(progress)
                 return
-            entries = log.slice(after, piece)
+            entries = log.piece(after, piece)
             progress.sent_to = after + len(entries)
             required = self._required(progress)
             self._now.append((progress.peer, Enqueue(self.promised, after, origin, entries, required, self.committed)))
@@ -101,19 +108,19 @@ class Coordinator(Claimant):
 
     def _feed_older(self, progress: Progress) -> None:
         """The peer is behind what is in memory: from storage if it still has that, else the snapshot."""
-        after = progress.sent_to
-        older = self.log.older(after - 1 if after else 0, self._piece() + 1)
+        after, log = progress.sent_to, self.log
         required = self._required(progress)
-        if after and older and older[0].position == after:
-            message: Message = Enqueue(self.promised, after, older[0].origin, older[1:], required, self.committed)
-            progress.sent_to = after + len(older) - 1
-        elif not after and older and older[0].position == 1:
-            message = Enqueue(self.promised, 0, 0, older, required, self.committed)
-            progress.sent_to = len(older)
-        else:
-            assert self.snapshot is not None, "a log with a base has a snapshot"
+        origin = log.older_origin(after)
+        entries = log.older(after, self._piece()) if origin >= 0 else ()
+        if entries:
+            message: Message = Enqueue(self.promised, after, origin, entries, required, self.committed)
+            progress.sent_to = after + len(entries)
+        elif self.snapshot is not None and self.snapshot.position > after:
             message = Install(self.promised, self.snapshot, required, self.committed)
             progress.sent_to = self.snapshot.position
+        else:  # damaged here since: a new snapshot is the way around it
+            self.snapshot_wanted = True
+            return
         self._now.append((progress.peer, message))
 
     def _resend_to_stalled(self) -> None:

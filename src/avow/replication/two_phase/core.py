@@ -79,13 +79,17 @@ class TwoPhaseCore(Coordinator):
         if self.role == FOLLOWER and now >= self._claim_at:
             self._start_probe(now)
 
+    def claim_soon(self, now: float) -> None:
+        """Nobody coordinates a lane that has just begun: one of its founders need not wait to find that out."""
+        self._claim_at = now
+
     def wake_at(self) -> float:
         return min(self._beat_at, self._claim_at) if self.role == FOLLOWER else self._beat_at
 
     def persisted(self, ticket: int) -> None:
         """The effects with this ticket, and all before them, are synced."""
         pending = self._pending
-        self._persisted_ticket = ticket
+        self.persisted_ticket = ticket
         while pending and pending[0][0] <= ticket:
             _, end, self.persisted_stamp = pending.popleft()
             self.persisted_end = end
@@ -97,15 +101,26 @@ class TwoPhaseCore(Coordinator):
             self._learn(self._accept)
 
     def compact(self, snapshot: Snapshot) -> None:
-        """The composition took this snapshot of its own state at a committed position."""
+        """The composition took this snapshot of its own state at a committed position.
+
+        Entries before it leave memory only if storage cannot be read; else `forget` decides about memory.
+        """
         assert snapshot.position <= self.committed
-        self.snapshot = snapshot
+        self.snapshot, self.snapshot_wanted = snapshot, False
         self._persist.append(SaveSnapshot(self.lane, snapshot, reset=False))
-        self.log.compact(snapshot.position)
+        if not self.log.readable:
+            self.log.compact(snapshot.position)
+
+    def forget(self, upto: int) -> None:
+        """Entries up to here are applied: keep them on disk only. Without a storage to read from, all are kept."""
+        assert upto <= self.committed, "only what is committed may be forgotten"
+        if self.log.readable:
+            self.log.compact(min(upto, self.persisted_end))
 
     def trim(self, upto: int) -> None:
         """Nothing up to here will be read again; a snapshot covers it. Storage may delete it."""
-        assert upto <= self.log.base, "only what a snapshot covers may go"
+        assert self.snapshot is not None, "only what a snapshot covers may go"
+        assert upto <= self.snapshot.position, "only what a snapshot covers may go"
         self._persist.append(SaveTrim(self.lane, upto))
 
     def _beat(self, now: float) -> None:

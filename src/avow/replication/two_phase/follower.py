@@ -80,9 +80,21 @@ class Follower(LanePeer):
             self._matched = after
         if self.stamped != ballot and self._may_stamp(after, message.takeover_end):
             self._stamp(ballot, after)
-        self._synced.append((source, Ready(ballot, after, self.stamped == ballot)))
+        self._say_ready(source, ballot, after)
         if message.cursor > self.committed:
             self._learn(message.cursor)
+
+    def _say_ready(self, source: int, ballot: int, matched: int) -> None:
+        """After the sync. What was stored since the last drain is acknowledged by one message."""
+        at = self._ready_at
+        if at >= 0 and self._synced[at][0] == source:
+            said = self._synced[at][1]
+            if isinstance(said, Ready) and said.ballot == ballot:
+                matched = min(max(matched, said.matched_to), self._matched)  # a stamp may have cut since
+                self._synced[at] = (source, Ready(ballot, matched, self.stamped == ballot))
+                return
+        self._ready_at = len(self._synced)
+        self._synced.append((source, Ready(ballot, matched, self.stamped == ballot)))
 
     def _store(self, after: int, entries: tuple[Entry, ...]) -> bool:
         """Keep what is equal; cut at the first entry that differs; append the rest. False: that would cut committed."""
@@ -151,7 +163,7 @@ class Follower(LanePeer):
         self._matched = max(self._matched, matched)
         if self.stamped != ballot and self._may_stamp(matched, message.takeover_end):
             self._stamp(ballot, matched)
-        self._synced.append((source, Ready(ballot, matched, self.stamped == ballot)))
+        self._say_ready(source, ballot, matched)
 
     def _on_snapshot_fetched(self, source: int, message: Install) -> None:
         """From a peer that was asked, for repair or by my claim: it says what is committed, and nothing of stamps."""
@@ -173,6 +185,7 @@ class Follower(LanePeer):
             self._persist.append(SaveSnapshot(self.lane, snapshot, reset=False))
         else:
             self.log.reset(snapshot)
+            self.reset_at = snapshot.position
             self._persist.append(SaveSnapshot(self.lane, snapshot, reset=True))
             self.persisted_end = 0
             self._pending = deque((ticket, 0, stamp) for ticket, _, stamp in self._pending)
@@ -223,7 +236,7 @@ class Follower(LanePeer):
         origin = self.log.origin(message.after)
         if origin != message.origin or message.after > limit:
             return  # not equal there: nothing I could send would continue the asker's log
-        entries = self.log.slice(message.after, min(self._piece(), limit - message.after))
+        entries = self.log.piece(message.after, min(self._piece(), limit - message.after))
         answer = Fetched(message.ballot, message.after, origin, entries, limit, self.committed)
         # a donor's entries may not be synced yet; its promise said it holds them, so they leave after the sync
         (self._synced if message.ballot else self._now).append((source, answer))
@@ -231,12 +244,14 @@ class Follower(LanePeer):
     def _send_older(self, peer: int, message: Fetch, limit: int) -> None:
         """A fetch from before the base: committed entries, so equal wherever both have them."""
         older = self.log.older(message.after, self._piece())
-        if older and older[0].position == message.after + 1:
+        if older:
             self._now.append(
                 (peer, Fetched(message.ballot, message.after, message.origin, older, limit, self.committed))
             )
-        elif self.snapshot is not None:
+        elif self.snapshot is not None and self.snapshot.position > message.after:
             self._now.append((peer, Install(message.ballot, self.snapshot, 0, self.committed)))
+        else:  # damaged here since: a new snapshot is the way around it
+            self.snapshot_wanted = True
 
     # ------------------------------------------------------------------ rules
 

@@ -47,6 +47,8 @@ class LanePeer(ABC):
         self._rng = rng
         self.log = LaneLog(snapshot=image.snapshot, entries=image.entries, read=read)
         self.snapshot = image.snapshot  # the newest, for peers that are behind it
+        self.reset_at = 0  # the position of the last snapshot that replaced this peer's log
+        self.snapshot_wanted = False  # a peer needs one newer than that: storage cannot give it what it lacks
         self.promised = image.promised
         self.stamped = image.stamped
         self.committed = self.log.base
@@ -65,17 +67,18 @@ class LanePeer(ABC):
         # equal to the log of `promised`'s coordinator up to here; whoever has its stamp holds nothing else
         self._matched = self.log.end if self.promised and self.promised == self.stamped else 0
         self._accept = 0  # the cursor that coordinator gave; together they say what is committed here
-        self._coordinator_heard = -1e9
+        self._coordinator_heard = self._online_at = -1e9
         self._round_seen = round_of(self.promised)
         self._no_coordinator: set[int] = set()
         self.full = False  # the disk takes no entries; promises and answers go on
         self._repair_after = -1
         self._beat_at = now
         self._claim_at = now + self._claim_delay()
-        self._ticket = self._persisted_ticket = 0
+        self._ticket = self.persisted_ticket = 0
         self._pending: deque[tuple[int, int, int]] = deque()  # (ticket, end, stamp) waiting for their sync
         self._now: list[tuple[int, Message]] = []
         self._synced: list[tuple[int, Message]] = []
+        self._ready_at = -1  # where in `_synced` the last Ready stands
         self._persist: list[Persist] = []
         if image.damaged_from and self.stamped != REPAIRING:
             self._save_state(promised=self.promised, stamped=REPAIRING)
@@ -87,15 +90,17 @@ class LanePeer(ABC):
 
     def drain(self) -> Effects | None:
         """Everything to do since the last call, or None."""
-        if self._persist or (self._synced and self._persisted_ticket < self._ticket):
+        if self._persist or (self._synced and self.persisted_ticket < self._ticket):
             self._ticket += 1
             self._pending.append((self._ticket, self.log.end, self.stamped))
             effects = Effects(self._ticket, self._now, self._persist, self._synced)
             self._now, self._persist, self._synced = [], [], []
+            self._ready_at = -1
             return effects
         if self._synced:  # all they depend on is durable already
             self._now += self._synced
             self._synced = []
+            self._ready_at = -1
         if not self._now:
             return None
         effects = Effects(0, self._now, [], [])
@@ -105,6 +110,15 @@ class LanePeer(ABC):
     def say(self, peer: int, message: Message) -> None:
         """Send at once, beside the core's own messages: for the composition's questions and answers."""
         self._now.append((peer, message))
+
+    def keep(self, operation: Persist) -> None:
+        """Persist beside the core's own, with `next_ticket`: for what the composition stores."""
+        self._persist.append(operation)
+
+    @property
+    def next_ticket(self) -> int:
+        """Of the next drain that persists something; synced when `persisted_ticket` has reached it."""
+        return self._ticket + 1
 
     @property
     def members(self) -> Members:
@@ -120,10 +134,15 @@ class LanePeer(ABC):
 
     def online(self, now: float) -> bool:
         """A quorum of voters, this peer included, was heard within the freshness time."""
+        if now == self._online_at:  # asked for every write of one moment
+            return True
         oldest, me, heard = now - self.tuning.heartbeat_fresh_s, self.me, self.heard
         voters = self.log.members.voters
         fresh = sum(peer == me or heard.get(peer, -1e9) >= oldest for peer in voters)
-        return fresh >= self._quorum(len(voters))
+        if fresh < self._quorum(len(voters)):
+            return False
+        self._online_at = now
+        return True
 
     def live_coordinator(self, now: float) -> int:
         """The coordinator this peer has heard lately (or is); 0: none."""
@@ -158,7 +177,7 @@ class LanePeer(ABC):
         return self.tuning.claim_delay_s + self._rng() * self.tuning.claim_jitter_s
 
     def _all_synced(self) -> bool:
-        return not self._persist and self._persisted_ticket >= self._ticket
+        return not self._persist and self.persisted_ticket >= self._ticket
 
     def _save_state(self, *, promised: int, stamped: int) -> None:
         self.promised, self.stamped = promised, stamped

@@ -1,11 +1,12 @@
 """The lane's log as one peer holds it in memory: entries since a base, and who votes according to them.
 
-    base          the newest snapshot's position; everything at or before it is applied and committed
+    base          everything at or before it is applied and committed: the newest snapshot's position, or later, when
+                  entries were forgotten because memory is bounded
     base+1..end   entries, each with the ballot (origin) that first appended it
 
 Two logs that have the same origin at the same position are equal up to there: that is the invariant every comparison
-below rests on. Entries older than the base are not kept here; `read` (storage) may still have them for peers that are
-behind. A cut takes membership entries with it, so `members` is always that of the newest one in the log.
+below rests on. Entries up to the base are not kept here; `read` (storage) may still have them for readers and for peers
+that are behind. A cut takes membership entries with it, so `members` is always that of the newest one in the log.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from avow.errors import StorageDamaged, Trimmed
 from avow.replication.membership import Members, decode_members
+from avow.replication.pieces import entry_bytes, one_frame
 from avow.wire.messages import Entry, Kind, Snapshot
 
-Read: TypeAlias = Callable[[int, int], Sequence[Entry]]  # (after, max_entries) -> entries that storage still holds
+# (after, max_entries) -> entries that storage still holds, from after + 1 on; it bounds their bytes as it likes, but
+# gives one at least if there is one. May raise Trimmed or StorageDamaged.
+Read: TypeAlias = Callable[[int, int], Sequence[Entry]]
 
 
 class LaneLog:
-    __slots__ = ("_entries", "_history", "_read", "base", "base_origin", "end", "members", "members_at")
+    __slots__ = ("_entries", "_history", "_read", "base", "base_origin", "end", "members", "members_at", "size_bytes")
 
     def __init__(self, *, snapshot: Snapshot | None, entries: Sequence[Entry], read: Read | None = None) -> None:
         self._read = read
@@ -30,10 +35,16 @@ class LaneLog:
         for entry in entries:
             self.append(entry)
 
+    @property
+    def readable(self) -> bool:
+        """Whether there is a storage behind it that can be read."""
+        return self._read is not None
+
     def reset(self, snapshot: Snapshot) -> None:
         """The log becomes the snapshot and nothing else."""
         self._entries.clear()
         self._history.clear()
+        self.size_bytes = 0
         self.base = self.end = snapshot.position
         self.base_origin = snapshot.origin
         self.members = Members(snapshot.voters, snapshot.learners)
@@ -45,22 +56,49 @@ class LaneLog:
             return self._entries[position - self.base - 1].origin if position <= self.end else -1
         return self.base_origin if position == self.base else -1
 
+    def older_origin(self, position: int) -> int:
+        """Of an entry before the base, from storage; -1 when it is not there any more. 0 before the first entry."""
+        found = self.older(position - 1, 1) if position else ()
+        return found[0].origin if found else (-1 if position else 0)
+
     def entry(self, position: int) -> Entry:
         return self._entries[position - self.base - 1]
 
+    def find(self, position: int) -> Entry | None:
+        """The entry at `position`, from memory or storage; None when neither has it."""
+        if position > self.base:
+            return self._entries[position - self.base - 1] if position <= self.end else None
+        found = self.older(position - 1, 1)
+        return found[0] if found else None
+
     def slice(self, after: int, max_entries: int) -> tuple[Entry, ...]:
-        """At most `max_entries` entries that follow `after` (from the base on)."""
+        """At most `max_entries` entries that follow `after` (from the base on), however large they are."""
         start = after - self.base
         return tuple(self._entries[start : start + max_entries])
 
+    def piece(self, after: int, max_entries: int) -> tuple[Entry, ...]:
+        """The part of `slice` that one frame may carry."""
+        return one_frame(self.slice(after, max_entries))
+
     def older(self, after: int, max_entries: int) -> tuple[Entry, ...]:
-        """Entries before the base, if storage still has them: the origin check needs the one at `after`, too."""
-        return tuple(self._read(after, max_entries)) if self._read is not None else ()
+        """What one frame may carry of the entries after `after` and up to the base, if storage still has them.
+
+        Never beyond the base: storage may not have been told yet that something there was cut.
+        """
+        wanted = min(max_entries, self.base - after)
+        if self._read is None or wanted <= 0:
+            return ()
+        try:
+            found = tuple(self._read(after, wanted))
+        except (Trimmed, StorageDamaged):
+            return ()
+        return one_frame(found) if found and found[0].position == after + 1 else ()
 
     def append(self, entry: Entry) -> None:
         assert entry.position == self.end + 1, f"entry {entry.position} does not follow {self.end}"
         self._entries.append(entry)
         self.end = entry.position
+        self.size_bytes += len(entry.batch) + len(entry.control)
         if entry.kind == Kind.MEMBERS:
             self._history.append((entry.position, self.members))
             self.members = decode_members(entry.control)
@@ -69,6 +107,7 @@ class LaneLog:
     def cut(self, end: int) -> None:
         """Drop what lies after `end`."""
         assert end >= self.base, f"cut at {end} would remove committed entries up to {self.base}"
+        self.size_bytes -= sum(map(entry_bytes, self._entries[end - self.base :]))
         del self._entries[end - self.base :]
         self.end = end
         while self._history and self._history[-1][0] > end:
@@ -85,10 +124,27 @@ class LaneLog:
         return members
 
     def compact(self, upto: int) -> None:
-        """Forget entries up to `upto`, which a snapshot covers."""
+        """Forget entries up to `upto`, which a snapshot covers or storage keeps."""
         if upto <= self.base:
             return
         origin = self.origin(upto)
+        self.size_bytes -= sum(map(entry_bytes, self._entries[: upto - self.base]))
         del self._entries[: upto - self.base]
         self.base, self.base_origin = upto, origin
         self._history = [item for item in self._history if item[0] > upto]
+
+    def surplus(self, *, max_entries: int, max_bytes: int) -> int:
+        """The position up to which entries must go so that a quarter of the bounds is free again.
+
+        A quarter, because dropping the first of thousands costs the same as dropping hundreds of them.
+        """
+        keep_entries, keep_bytes = max_entries - max_entries // 4, max_bytes - max_bytes // 4
+        position, size = max(self.base, self.end - keep_entries), self.size_bytes
+        if size <= keep_bytes:
+            return position
+        size -= sum(map(entry_bytes, self._entries[: position - self.base]))
+        for entry in self._entries[position - self.base :]:
+            if size <= keep_bytes:
+                break
+            size, position = size - entry_bytes(entry), position + 1
+        return position

@@ -1,0 +1,152 @@
+"""From a request to the row of the table that answers it, with its parameters as values.
+
+What is found for a method and URL depends on nothing else, so it is remembered: clients that write send the same few
+URLs for ever, and looking one up costs a tenth of parsing it. The memory is bounded and simply emptied when full.
+
+Everything that is wrong with the request itself is answered here, in this order: no such path (404), not by this method
+(405), parameters (400), who asks (401, 403), what it sends (415), what it accepts (406), a body that is not what the
+table says (400). Nothing is looked up, let alone stored, before all of that holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from msgspec import Struct
+
+from avow.errors import InvalidRequest
+from avow.peer.http.errors import Reply, reply_of
+from avow.peer.http.routes import ROUTES, Route
+
+_REMEMBERED_MAX: Final = 4_096
+_REMEMBERED_SIZE_BYTES_MAX: Final = 512  # longer URLs are parsed each time
+_QUERY_FIELDS_MAX: Final = 32
+
+
+class Call(Struct, frozen=True):
+    """A request that is in the table. `parameters` is of the route's own type; the rest is known from both."""
+
+    route: Route
+    parameters: Any
+    queue: str  # that it is about; empty: none in particular
+    waits: bool
+
+
+class Dispatcher:
+    def __init__(self, routes: Sequence[Route] = ROUTES) -> None:
+        self._patterns = [(re.compile(_pattern(route.path)), route) for route in routes]
+        self._known: dict[tuple[bytes, bytes], Call] = {}
+
+    def find(self, method: bytes, url: bytes) -> Call | Reply:
+        known = self._known.get((method, url))
+        if known is not None:
+            return known
+        found = self._find(method, url)
+        if isinstance(found, Call) and len(url) <= _REMEMBERED_SIZE_BYTES_MAX:
+            if len(self._known) >= _REMEMBERED_MAX:
+                self._known.clear()
+            self._known[method, url] = found
+        return found
+
+    def _find(self, method: bytes, url: bytes) -> Call | Reply:
+        path, query = _split(url)
+        matches = [(route, match) for pattern, route in self._patterns if (match := pattern.fullmatch(path))]
+        if not matches:
+            return reply_of(InvalidRequest(f"there is nothing at {path[:200]!r}; see /v1/openapi.json"), status=404)
+        wanted = "GET" if method == b"HEAD" else method.decode("latin-1")
+        for route, match in matches:
+            if route.method == wanted:
+                return _parsed(route, match.groupdict(), query)
+        return _wrong_method(method, [route.method for route, _ in matches])
+
+
+def _pattern(path: str) -> str:
+    return re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))
+
+
+def _split(url: bytes) -> tuple[str, str]:
+    """Path and query. A proxy may send the whole URL; the host in it says nothing."""
+    text = url.decode("latin-1")
+    if text.startswith(("http://", "https://")):
+        text = "/" + text.partition("://")[2].partition("/")[2]
+    path, _, query = text.partition("#")[0].partition("?")
+    return path, query
+
+
+def _wrong_method(method: bytes, allowed: list[str]) -> Reply:
+    names = sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])})
+    error = InvalidRequest(f"this cannot be asked with {method.decode('latin-1')}; use {' or '.join(names)}")
+    return reply_of(error, status=405, headers=f"allow: {', '.join(names)}\r\n".encode())
+
+
+def _parsed(route: Route, in_path: dict[str, str], query: str) -> Call | Reply:
+    try:
+        values = {name: unquote_to_bytes(text).decode("utf-8") for name, text in in_path.items()}
+        asked = parse_qsl(query, errors="strict", max_num_fields=_QUERY_FIELDS_MAX)
+    except ValueError as cause:
+        return reply_of(InvalidRequest(f"the URL cannot be read: {cause}; nothing was done"))
+    known = route.parameters.__struct_fields__
+    for name, text in asked:
+        if name not in known or name in values:
+            taken = ", ".join(field for field in known if field not in in_path) or "none"
+            return reply_of(InvalidRequest(f"query parameter {name[:100]!r} is unknown or given twice; known: {taken}"))
+        values[name] = text
+    try:
+        parameters = msgspec.convert(values, route.parameters, strict=False)
+        return Call(route, parameters, getattr(parameters, "queue", ""), route.waits)
+    except msgspec.ValidationError as cause:
+        return reply_of(InvalidRequest(f"a parameter is not what it should be: {cause}; nothing was done"))
+
+
+# ---------------------------------------------------------------------- what is sent, what is accepted
+
+
+def media_type(content_type: bytes) -> str:
+    return content_type.partition(b";")[0].strip().lower().decode("latin-1")
+
+
+def unsupported(route: Route, sent: str) -> Reply:
+    error = InvalidRequest(
+        f"a body of type {sent[:100] or 'nobody named'} cannot be read; send {_or(route.body_types)}"
+    )
+    return reply_of(error, status=415, headers=f"accept: {', '.join(route.body_types)}\r\n".encode())
+
+
+def not_acceptable(route: Route) -> Reply:
+    return reply_of(InvalidRequest(f"the answer can be had as {_or(route.answer_types)} only"), status=406)
+
+
+def negotiate(accept: bytes, offered: Sequence[str]) -> str | None:
+    """The first offered type among the most wanted ones; None: none will do."""
+    best, best_weight = None, 0.0
+    ranges = [_media_range(item) for item in accept.decode("latin-1").split(",")[:_QUERY_FIELDS_MAX]]
+    for offer in offered:
+        bare = offer.partition(";")[0]
+        family = bare.partition("/")[0] + "/*"
+        for exactness in (bare, family, "*/*"):
+            weights = [weight for name, weight in ranges if name == exactness]
+            if weights:
+                if max(weights) > best_weight:
+                    best, best_weight = offer, max(weights)
+                break
+    return best
+
+
+def _media_range(item: str) -> tuple[str, float]:
+    name, *arguments = (part.strip().lower() for part in item.split(";"))
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key == "q":
+            try:
+                return name, min(1.0, max(0.0, float(value)))
+            except ValueError:
+                return name, 0.0
+    return name, 1.0
+
+
+def _or(types: Sequence[str]) -> str:
+    return " or ".join(types)

@@ -1,0 +1,126 @@
+"""Subscribers: named readers whose cursors the queue keeps.
+
+A two-phase lane keeps the cursors of its own readers, so moving a subscriber in several lanes is an entry in each. A
+pub-sub queue's lanes come and go; there a cursor is one vector, kept in the metadata lane. Both look the same here.
+
+Showing cursors is local and may lag. What a request moved is answered as it was decided, not as this peer sees it yet.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from avow.errors import UnknownSubscriber
+from avow.peer.answers import Answer, Done
+from avow.peer.http import shapes
+from avow.peer.http.api import Api, Target
+from avow.peer.http.errors import reply_of_answer
+from avow.peer.http.exchange import Exchange
+from avow.peer.http.handlers_queues import check_name
+from avow.peer.http.pending import joined
+from avow.peer.lane import Write
+from avow.queue.catalog import Queue
+from avow.queue.commands import Command, CursorCommand, LaneCursorsCommand, encode
+from avow.wire.messages import Kind
+
+
+def list_subscribers(api: Api, exchange: Exchange, asked: shapes.QueueParameters, content: None) -> None:  # noqa: ARG001
+    api.answer(exchange, shapes.Subscribers(list(_subscribers(api, api.queue(asked.queue)).values())))
+
+
+def show_subscriber(api: Api, exchange: Exchange, asked: shapes.SubscriberParameters, content: None) -> None:  # noqa: ARG001
+    api.answer(exchange, _known(api, api.queue(asked.queue), asked.name))
+
+
+async def move_cursor(api: Api, exchange: Exchange, asked: shapes.SubscriberParameters, content: shapes.Cursor) -> None:
+    check_name("subscriber", asked.name)
+    queue = api.queue(asked.queue)
+    if queue.strategy == "pub-sub":
+        versions = tuple(sorted(content.versions.items()))
+        command = LaneCursorsCommand(queue.name, asked.name, versions, content.hold, content.reset)
+        answer = await api.command(Kind.CURSOR, encode(command), write_id=os.urandom(16))
+        if not isinstance(answer, Done):
+            exchange.reply(reply_of_answer(answer, details={"subscriber": asked.name}))
+            return
+        api.answer(exchange, _known(api, api.queue(asked.queue), asked.name))
+        return
+    await _move_lanes(api, exchange, queue, asked.name, content)
+
+
+async def _move_lanes(api: Api, exchange: Exchange, queue: Queue, name: str, content: shapes.Cursor) -> None:
+    """A new subscriber, or a hold, concerns every lane; a version its own."""
+    before = _subscribers(api, queue).get(name, shapes.Subscriber(name, {}, hold=False))
+    everywhere = content.hold is not None or not content.versions
+    lanes = sorted({*content.versions, *(range(queue.lanes) if everywhere else ())})
+    commands: dict[int, Command] = {
+        lane: CursorCommand(
+            name,
+            content.versions.get(lane, 0),
+            hold=content.hold,
+            reset=content.reset and lane in content.versions,
+        )
+        for lane in lanes
+    }
+    answers = await _write_all(api, queue, commands)
+    refusal, done = joined(answers)
+    if refusal is not None:
+        exchange.reply(reply_of_answer(refusal, details={"subscriber": name, "done": [lane for lane, _ in done]}))
+        return
+    versions = {**before.versions, **{str(lane): answer.last_version for lane, answer in done}}
+    hold = before.hold if content.hold is None else content.hold
+    api.answer(exchange, shapes.Subscriber(name, versions, hold))
+
+
+async def remove_subscriber(api: Api, exchange: Exchange, asked: shapes.SubscriberParameters, content: None) -> None:  # noqa: ARG001
+    queue = api.queue(asked.queue)
+    _known(api, queue, asked.name)
+    if queue.strategy == "pub-sub":
+        control = encode(LaneCursorsCommand(queue.name, asked.name, remove=True))
+        answer: Answer | None = await api.command(Kind.CURSOR, control, write_id=os.urandom(16))
+        answer = None if isinstance(answer, Done) else answer
+    else:
+        commands: dict[int, Command] = {lane: CursorCommand(asked.name, remove=True) for lane in range(queue.lanes)}
+        answer, _ = joined(await _write_all(api, queue, commands))
+    if answer is not None:
+        exchange.reply(reply_of_answer(answer, details={"subscriber": asked.name}))
+        return
+    api.answer(exchange, shapes.Removed(asked.name, removed=True))
+
+
+async def _write_all(api: Api, queue: Queue, commands: dict[int, Command]) -> list[tuple[int, Answer]]:
+    targets = [api.target(queue, lane) for lane in commands]
+    node, now = api.node, api.peer.now()
+
+    def start(target: Target, request: int) -> None:
+        write = Write(Kind.CURSOR, os.urandom(16), control=encode(commands[target.lane]))
+        node.write(request, target.number, write, now)
+
+    answers = await api.ask_all([partial(start, target) for target in targets])
+    return [(target.lane, answer) for target, answer in zip(targets, answers, strict=True)]
+
+
+def _subscribers(api: Api, queue: Queue) -> dict[str, shapes.Subscriber]:
+    """By name, as this peer knows them."""
+    if queue.strategy == "pub-sub":
+        return {
+            name: shapes.Subscriber(name, {str(lane): v for lane, v in sorted(cursor.versions.items())}, cursor.hold)
+            for name, cursor in sorted(queue.subscribers.items())
+        }
+    api.check_held(queue)
+    versions: dict[str, dict[str, int]] = {}
+    holds: set[str] = set()
+    for index in range(queue.lanes):
+        lane = api.node.lanes.get(queue.first_lane + index)
+        for name, cursor in lane.state.subscribers.by_name.items() if lane is not None else ():
+            versions.setdefault(name, {})[str(index)] = cursor.version
+            if cursor.hold:
+                holds.add(name)
+    return {name: shapes.Subscriber(name, versions[name], name in holds) for name in sorted(versions)}
+
+
+def _known(api: Api, queue: Queue, name: str) -> shapes.Subscriber:
+    found = _subscribers(api, queue).get(name)
+    if found is None:
+        raise UnknownSubscriber(f"queue {queue.name!r} has no subscriber {name[:200]!r}; moving a cursor makes one")
+    return found

@@ -1,0 +1,148 @@
+"""Staged writes and their decision: stage, publish, discard.
+
+A transaction lives in lanes: each has its own batches of it and its own decision. A request without a lane means every
+lane that knows the transaction. To publish, every lane is simply asked, because one that does not know it refuses
+without remembering anything. To discard that will not do: a lane remembers the discard of a transaction it never saw,
+so that a stage that comes late cannot open it. So the lanes that know it are found first, by a linearizable read.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from avow.errors import InvalidRequest, TooLarge, UnknownTransaction
+from avow.limits import TRANSACTION_NAME_BYTES_MAX
+from avow.peer.answers import Answer, Done, Refusal
+from avow.peer.http import shapes
+from avow.peer.http.api import Api, Target
+from avow.peer.http.errors import reply_of_answer
+from avow.peer.http.exchange import Exchange
+from avow.peer.http.handlers_queues import check_name
+from avow.peer.http.handlers_writing import age_ms_of, take
+from avow.peer.http.pending import Spread, joined
+from avow.peer.lane import Write
+from avow.queue.catalog import Queue
+from avow.queue.commands import StageCommand, TransactionCommand, encode
+from avow.wire.messages import Kind
+
+
+def stage(api: Api, exchange: Exchange, asked: shapes.StageParameters, content: Any) -> None:
+    check_name("transaction", asked.txn)
+    queue = _two_phase(api, asked.queue)
+    deadline_ms = api.peer.now_ms() + round(asked.deadline_s * 1000)
+    control = encode(StageCommand(_txn(asked.txn), deadline_ms))
+    write_id, batches = take(api, exchange, queue, content, lane=asked.lane, write_id=asked.write_id)
+    age_ms = age_ms_of(exchange)
+    writes = [
+        (
+            target,
+            Write(
+                kind=Kind.STAGE,
+                write_id=write_id,
+                count=taken.count,
+                created_ms=taken.created_ms,
+                control=control,
+                batch=taken.section,
+                age_ms=age_ms,
+            ),
+        )
+        for target, taken in batches
+    ]
+
+    def shape(done: list[tuple[int, Done]]) -> shapes.Staged:
+        return shapes.Staged(write_id.hex(), [shapes.LaneOnly(lane) for lane, _ in done])
+
+    exchange.deadline = api.listener.now() + asked.timeout_s
+    Spread(api, exchange, writes, details={"write_id": write_id.hex()}, shape=shape)
+    api.peer.wake()
+
+
+async def publish(api: Api, exchange: Exchange, asked: shapes.TransactionParameters, content: None) -> None:  # noqa: ARG001
+    targets = _targets(api, _two_phase(api, asked.queue), asked.lane)
+    answers = await _decide(api, targets, asked.txn, Kind.PUBLISH)
+    known = [pair for pair in answers if not _is_unknown(pair[1])]
+    refusal, done = joined(known or answers)
+    if refusal is not None:
+        _refuse(exchange, refusal, asked.txn, done)
+        return
+    found = [shapes.Written(lane, answer.first_version, answer.last_version) for lane, answer in done]
+    api.answer(exchange, shapes.Published(found))
+
+
+async def discard(api: Api, exchange: Exchange, asked: shapes.TransactionParameters, content: None) -> None:  # noqa: ARG001
+    targets = _targets(api, _two_phase(api, asked.queue), asked.lane)
+    if asked.lane is None:
+        found = await _knowing(api, targets, asked.txn)
+        if not isinstance(found, list):
+            _refuse(exchange, found, asked.txn, [])
+            return
+        targets = found
+    refusal, done = joined(await _decide(api, targets, asked.txn, Kind.DISCARD))
+    if refusal is not None:
+        _refuse(exchange, refusal, asked.txn, done)
+        return
+    api.answer(exchange, shapes.Discarded([shapes.LaneOnly(lane) for lane, _ in done]))
+
+
+async def _decide(api: Api, targets: list[Target], txn: str, kind: int) -> list[tuple[int, Answer]]:
+    node, now = api.node, api.peer.now()
+    control = encode(TransactionCommand(_txn(txn)))
+
+    def start(target: Target, request: int) -> None:
+        node.write(request, target.number, Write(kind, os.urandom(16), control=control), now)
+
+    answers = await api.ask_all([partial(start, target) for target in targets])
+    return [(target.lane, answer) for target, answer in zip(targets, answers, strict=True)]
+
+
+async def _knowing(api: Api, targets: list[Target], txn: str) -> list[Target] | Answer:
+    """The lanes in which the transaction is open or decided; raises UnknownTransaction when there are none."""
+    node, now, name = api.node, api.peer.now(), _txn(txn)
+
+    def start(target: Target, request: int) -> None:
+        node.reach(request, target.number, level="linearizable", version=0, now=now)
+
+    reached = await api.ask_all([partial(start, target) for target in targets])
+    for answer in reached:
+        if not isinstance(answer, Done):
+            return answer
+    found = []
+    for target in targets:
+        lane = node.lanes.get(target.number)
+        known = lane.state.transactions if lane is not None else None
+        if known is not None and (name in known.opened or known.decided.get(name) is not None):
+            found.append(target)
+    if not found:
+        raise UnknownTransaction(f"no lane knows a transaction {txn[:200]!r}; nothing was done")
+    return found
+
+
+def _two_phase(api: Api, name: str) -> Queue:
+    queue = api.queue(name)
+    if queue.strategy != "two-phase":
+        raise InvalidRequest("only two-phase queues have staged writes: a decision needs one order. Nothing was done")
+    return queue
+
+
+def _targets(api: Api, queue: Queue, lane: int | None) -> list[Target]:
+    return [api.target(queue, at) for at in (range(queue.lanes) if lane is None else (lane,))]
+
+
+def _txn(name: str) -> bytes:
+    txn = name.encode()
+    if len(txn) > TRANSACTION_NAME_BYTES_MAX:
+        raise TooLarge(f"the name of a transaction has at most {TRANSACTION_NAME_BYTES_MAX} bytes, not {len(txn)}")
+    return txn
+
+
+def _is_unknown(answer: Answer) -> bool:
+    return isinstance(answer, Refusal) and answer.code == UnknownTransaction.code
+
+
+def _refuse(exchange: Exchange, answer: Answer, txn: str, done: list[tuple[int, Done]]) -> None:
+    details: dict[str, Any] = {"transaction": txn}
+    if done:
+        details["done"] = [lane for lane, _ in done]
+    exchange.reply(reply_of_answer(answer, details=details))

@@ -1,0 +1,287 @@
+"""Every call of the API as a row of one table.
+
+Dispatch matches requests against it, parameters are parsed by its types, rights are checked from it, and the OpenAPI
+document is printed from it. A call that is not in the table does not exist; a test holds the handlers against it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import Struct
+
+from avow.errors import (
+    AlreadyDecided,
+    AlreadyExists,
+    AvowError,
+    FolderUnusable,
+    InvalidRequest,
+    LaneEnded,
+    MembershipBusy,
+    NotCoordinator,
+    NotEqual,
+    Trimmed,
+    UnknownMessage,
+    UnknownPeer,
+    UnknownQueue,
+    UnknownSubscriber,
+    UnknownTransaction,
+)
+from avow.peer.access import Right
+from avow.peer.http import shapes
+from avow.wire.ranges import CONTENT_TYPE as BATCHES
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+BATCH: Final = "application/vnd.avow.batch"
+METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+Errors = tuple[type[AvowError], ...]
+
+
+class Route(Struct, frozen=True):
+    """`right` empty: anybody with a token; None: anybody. `answer` Any: JSON without a fixed shape."""
+
+    operation: str
+    method: str
+    path: str
+    summary: str
+    parameters: type[Struct] = shapes.NoParameters
+    right: Right | str | None = ""
+    body: Any = None
+    body_types: tuple[str, ...] = (JSON,)
+    answer: Any = None
+    answer_types: tuple[str, ...] = (JSON,)
+    statuses: tuple[int, ...] = (200,)
+    errors: Errors = ()
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def waits(self) -> bool:
+        """It may be told BUSY: everything but the calls with which somebody looks whether the peer is well."""
+        return self.path.startswith("/v1/")
+
+
+_LANES: Final[Errors] = (UnknownQueue, NotCoordinator)
+_WRITES: Final[Errors] = (*_LANES, NotEqual, LaneEnded)
+_DECIDES: Final[Errors] = (*_LANES, UnknownTransaction, AlreadyDecided)
+_COORDINATOR: Final = (("avow-coordinator", "the peer to send the lane's next write to"),)
+_CURSORS: Final = (
+    ("avow-next", "the version to continue after"),
+    ("avow-end", "the lane's end on this peer"),
+    ("avow-trimmed", "versions up to this one were removed"),
+)
+
+CLUSTER: Final = (
+    Route("health", "GET", "/healthz", "the process serves", right=None, answer=shapes.Health),
+    Route("ready", "GET", "/readyz", "this peer takes part in the cluster", right=None, answer=shapes.Health),
+    Route("metrics", "GET", "/metrics", "figures for Prometheus", answer=str, answer_types=(METRICS,)),
+    Route("openapi", "GET", "/v1/openapi.json", "this document", answer=Any),
+    Route("cluster", "GET", "/v1/cluster", "this peer's view of the cluster", answer=shapes.Status),
+    Route("list_peers", "GET", "/v1/peers", "the peers of the cluster", answer=shapes.Peers),
+    Route(
+        "join_peer",
+        "POST",
+        "/v1/peers",
+        "a place in the cluster for a new peer; the same identity gets the same number",
+        right="admin",
+        body=shapes.Join,
+        answer=shapes.Joined,
+        errors=(FolderUnusable, MembershipBusy),
+    ),
+    Route(
+        "remove_peer",
+        "DELETE",
+        "/v1/peers/{number}",
+        "a peer leaves the cluster",
+        shapes.PeerParameters,
+        right="admin",
+        answer=shapes.Leaving,
+        statuses=(202,),
+        errors=(UnknownPeer, MembershipBusy),
+    ),
+)
+
+QUEUES: Final = (
+    Route("list_queues", "GET", "/v1/queues", "queues this token may read", answer=shapes.Queues),
+    Route(
+        "create_queue",
+        "POST",
+        "/v1/queues",
+        "a new queue, or the one that is there exactly so",
+        right="manage",
+        body=shapes.NewQueue,
+        answer=shapes.Queue,
+        statuses=(201, 200),
+        errors=(AlreadyExists,),
+    ),
+    Route(
+        "show_queue",
+        "GET",
+        "/v1/queues/{queue}",
+        "a queue and its lanes",
+        shapes.QueueParameters,
+        right="read",
+        answer=shapes.Queue,
+        errors=(UnknownQueue,),
+    ),
+    Route(
+        "change_queue",
+        "PATCH",
+        "/v1/queues/{queue}",
+        "other rules of retention",
+        shapes.QueueParameters,
+        right="manage",
+        body=shapes.ChangedQueue,
+        answer=shapes.Queue,
+        errors=(UnknownQueue,),
+    ),
+    Route(
+        "delete_queue",
+        "DELETE",
+        "/v1/queues/{queue}",
+        "the queue and all its messages, for good",
+        shapes.QueueParameters,
+        right="manage",
+        answer=shapes.Deleted,
+        errors=(UnknownQueue,),
+    ),
+    Route(
+        "trim_queue",
+        "POST",
+        "/v1/queues/{queue}/trim",
+        "remove versions up to one, as far as holds allow",
+        shapes.QueueParameters,
+        right="manage",
+        body=shapes.Trim,
+        answer=shapes.TrimmedTo,
+        errors=_LANES,
+    ),
+)
+
+WRITING: Final = (
+    Route(
+        "enqueue",
+        "POST",
+        "/v1/queues/{queue}/messages",
+        "write messages",
+        shapes.EnqueueParameters,
+        right="write",
+        body=shapes.NewMessages,
+        body_types=(JSON, BATCH),
+        answer=shapes.Enqueued,
+        errors=_WRITES,
+        headers=_COORDINATOR,
+    ),
+    Route(
+        "look_up_write",
+        "GET",
+        "/v1/queues/{queue}/writes/{write_id}",
+        "what became of a write",
+        shapes.LookupParameters,
+        right="write",
+        answer=shapes.Enqueued,
+        errors=(*_WRITES, UnknownMessage),
+    ),
+    Route(
+        "stage",
+        "POST",
+        "/v1/queues/{queue}/transactions/{txn}/messages",
+        "write messages that nobody sees before their transaction is published",
+        shapes.StageParameters,
+        right="write",
+        body=shapes.NewMessages,
+        body_types=(JSON, BATCH),
+        answer=shapes.Staged,
+        errors=(*_LANES, AlreadyDecided),
+    ),
+    Route(
+        "publish",
+        "POST",
+        "/v1/queues/{queue}/transactions/{txn}/publish",
+        "make a transaction's messages visible",
+        shapes.TransactionParameters,
+        right="write",
+        answer=shapes.Published,
+        errors=_DECIDES,
+    ),
+    Route(
+        "discard",
+        "POST",
+        "/v1/queues/{queue}/transactions/{txn}/discard",
+        "drop a transaction's messages",
+        shapes.TransactionParameters,
+        right="write",
+        answer=shapes.Discarded,
+        errors=_DECIDES,
+    ),
+)
+
+READING: Final = (
+    Route(
+        "read",
+        "GET",
+        "/v1/queues/{queue}/messages",
+        "messages after a version",
+        shapes.ReadParameters,
+        right="read",
+        answer=str,
+        answer_types=(NDJSON, BATCHES),
+        errors=(*_LANES, Trimmed),
+        headers=_CURSORS,
+    ),
+    Route(
+        "read_one",
+        "GET",
+        "/v1/queues/{queue}/messages/{lane}/{version}",
+        "one message by its version id, committed or not",
+        shapes.MessageParameters,
+        right="read",
+        answer=shapes.NamedMessage,
+        errors=(*_LANES, UnknownMessage, Trimmed),
+    ),
+    Route(
+        "list_subscribers",
+        "GET",
+        "/v1/queues/{queue}/subscribers",
+        "subscribers and their cursors",
+        shapes.QueueParameters,
+        right="read",
+        answer=shapes.Subscribers,
+        errors=_LANES,
+    ),
+    Route(
+        "show_subscriber",
+        "GET",
+        "/v1/queues/{queue}/subscribers/{name}",
+        "a subscriber's cursor",
+        shapes.SubscriberParameters,
+        right="read",
+        answer=shapes.Subscriber,
+        errors=(*_LANES, UnknownSubscriber),
+    ),
+    Route(
+        "move_cursor",
+        "PUT",
+        "/v1/queues/{queue}/subscribers/{name}",
+        "everything up to these versions is dealt with",
+        shapes.SubscriberParameters,
+        right="write",
+        body=shapes.Cursor,
+        answer=shapes.Subscriber,
+        errors=_LANES,
+    ),
+    Route(
+        "remove_subscriber",
+        "DELETE",
+        "/v1/queues/{queue}/subscribers/{name}",
+        "forget a subscriber and its hold",
+        shapes.SubscriberParameters,
+        right="write",
+        answer=shapes.Removed,
+        errors=(*_LANES, UnknownSubscriber),
+    ),
+)
+
+ROUTES: Final[tuple[Route, ...]] = (*CLUSTER, *QUEUES, *WRITING, *READING)
+ALWAYS: Final[Errors] = (InvalidRequest,)

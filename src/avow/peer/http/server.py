@@ -1,0 +1,89 @@
+"""The HTTP side of a peer, put together.
+
+    bytes ──► connection ──► exchange ──► dispatch ──► handler ──► node      listener: all connections, all waiting
+                  ▲              │        (routes)        │
+                  └── answers ───┴◄──────── errors ◄──────┘                  api: what handlers work with
+
+The listener knows nothing of queues and the handlers nothing of sockets. `HANDLERS` names the handler of each operation
+in the table of routes.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from avow.peer.access import load_tokens
+from avow.peer.http import (
+    handlers_cluster,
+    handlers_queues,
+    handlers_reading,
+    handlers_subscribers,
+    handlers_transactions,
+    handlers_writing,
+)
+from avow.peer.http.api import Api, Handler
+from avow.peer.http.listener import Listener, Patience
+from avow.peer.metrics import Metrics
+from avow.peer.settings import Settings, address
+
+if TYPE_CHECKING:
+    from avow.peer.process import Peer
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "health": handlers_cluster.health,
+    "ready": handlers_cluster.ready,
+    "metrics": handlers_cluster.metrics,
+    "openapi": handlers_cluster.openapi,
+    "cluster": handlers_cluster.cluster,
+    "list_peers": handlers_cluster.list_peers,
+    "join_peer": handlers_cluster.join_peer,
+    "remove_peer": handlers_cluster.remove_peer,
+    "list_queues": handlers_queues.list_queues,
+    "create_queue": handlers_queues.create_queue,
+    "show_queue": handlers_queues.show_queue,
+    "change_queue": handlers_queues.change_queue,
+    "delete_queue": handlers_queues.delete_queue,
+    "trim_queue": handlers_queues.trim_queue,
+    "enqueue": handlers_writing.enqueue,
+    "look_up_write": handlers_writing.look_up_write,
+    "stage": handlers_transactions.stage,
+    "publish": handlers_transactions.publish,
+    "discard": handlers_transactions.discard,
+    "read": handlers_reading.read,
+    "read_one": handlers_reading.read_one,
+    "list_subscribers": handlers_subscribers.list_subscribers,
+    "show_subscriber": handlers_subscribers.show_subscriber,
+    "move_cursor": handlers_subscribers.move_cursor,
+    "remove_subscriber": handlers_subscribers.remove_subscriber,
+}
+
+
+class HttpServer:
+    """Opens nothing before `start`. Raises InvalidRequest when the tokens file is not one."""
+
+    def __init__(
+        self, peer: Peer, settings: Settings, *, tls: ssl.SSLContext | None = None, patience: Patience | None = None
+    ) -> None:
+        self._address = address(settings.listen, name="listen")
+        self.api = Api(peer, load_tokens(settings), HANDLERS)
+        self.listener = Listener(
+            self.api.handle,
+            connections_max=settings.connections_max,
+            in_flight_max=settings.in_flight_max,
+            request_bytes_max=settings.request_bytes_max,
+            tls=tls,
+            patience=patience,
+        )
+        self.api.listener = self.listener
+        self.api.metrics = Metrics(peer, self.listener.statistics)
+
+    async def start(self) -> tuple[str, int]:
+        return await self.listener.start(*self._address)
+
+    async def stop(self) -> None:
+        await self.listener.stop()
+
+    def statistics(self) -> dict[str, int]:
+        return self.listener.statistics()

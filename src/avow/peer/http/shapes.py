@@ -1,0 +1,318 @@
+"""What goes over the API as JSON, as types: parameters of requests, bodies, answers.
+
+One definition serves three ends: requests are checked against it, answers are made from it, and the OpenAPI document is
+generated from it, so the document cannot say anything else than the peer does. Fields with a default may be left out of
+a request; answers always carry all of theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from avow import limits
+from avow.queue.commands import Strategy
+
+Level: TypeAlias = Literal["local", "at_least", "linearizable"]
+Version = Annotated[int, Meta(ge=0, le=1 << 62)]
+LaneNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+PeerNumber = Annotated[int, Meta(ge=1, le=limits.PEER_NUMBER_MAX)]
+QueueName = Annotated[str, Meta(min_length=1, max_length=limits.QUEUE_NAME_CHARS_MAX)]
+SubscriberName = Annotated[str, Meta(min_length=1, max_length=limits.SUBSCRIBER_NAME_CHARS_MAX)]
+TransactionName = Annotated[str, Meta(min_length=1, max_length=limits.TRANSACTION_NAME_BYTES_MAX)]
+Hex32 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$", max_length=32)]
+Seconds = Annotated[float, Meta(gt=0, le=60)]
+Address = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX)]
+
+TIMEOUT_S = 10.0
+READ_MESSAGES_MAX = 100_000
+LINES_MAX = 10_000  # messages of one answer as JSON; encoding more would keep everybody else waiting
+
+# ---------------------------------------------------------------------- parameters: path and query
+
+
+class NoParameters(Struct, frozen=True, kw_only=True):
+    pass
+
+
+class PeerParameters(Struct, frozen=True, kw_only=True):
+    number: PeerNumber
+
+
+class QueueParameters(Struct, frozen=True, kw_only=True):
+    queue: QueueName
+
+
+class SubscriberParameters(QueueParameters, frozen=True, kw_only=True):
+    name: SubscriberName
+
+
+class EnqueueParameters(QueueParameters, frozen=True, kw_only=True):
+    lane: LaneNumber | None = None
+    expected: Version | None = None
+    write_id: Hex32 | None = None
+    timeout_s: Seconds = TIMEOUT_S
+    redirect: bool = False
+
+
+class LookupParameters(QueueParameters, frozen=True, kw_only=True):
+    write_id: Hex32
+    lane: LaneNumber | None = None
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class TransactionParameters(QueueParameters, frozen=True, kw_only=True):
+    txn: TransactionName
+    lane: LaneNumber | None = None
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class StageParameters(TransactionParameters, frozen=True, kw_only=True):
+    write_id: Hex32 | None = None
+    deadline_s: Annotated[float, Meta(gt=0, le=limits.STAGE_DEADLINE_S_MAX)] = 60.0
+
+
+class ReadParameters(QueueParameters, frozen=True, kw_only=True):
+    lane: LaneNumber | None = None
+    after: Version = 0
+    max: Annotated[int, Meta(ge=1, le=READ_MESSAGES_MAX)] = 1_000
+    max_bytes: Annotated[int, Meta(ge=1, le=limits.BATCH_SIZE_BYTES_MAX)] = limits.MIB
+    level: Level = "local"
+    at_least: Version | None = None
+    wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
+    timeout_s: Seconds = TIMEOUT_S
+
+
+class MessageParameters(QueueParameters, frozen=True, kw_only=True):
+    lane: LaneNumber
+    version: Annotated[int, Meta(ge=1, le=1 << 62)]
+
+
+# ---------------------------------------------------------------------- cluster
+
+
+class Health(Struct, frozen=True):
+    status: Literal["alive", "ready"]
+
+
+class Peer(Struct, frozen=True):
+    """`identity` is the uuid of its data folder as 32 hex digits; `connected`: this very peer has a link to it."""
+
+    number: int
+    identity: str
+    link: str
+    api: str
+    state: Literal["joining", "ready", "leaving", "gone"]
+    voter: bool
+    connected: bool
+
+
+class Peers(Struct, frozen=True):
+    peers: list[Peer]
+
+
+class Join(Struct, frozen=True, forbid_unknown_fields=True):
+    identity: Hex32
+    link: Address
+    api: Address = ""
+
+
+class Joined(Struct, frozen=True):
+    cluster: str
+    number: int
+    peers: list[Peer]
+
+
+class Leaving(Struct, frozen=True):
+    number: int
+    state: Literal["leaving", "gone"]
+
+
+class Status(Struct, frozen=True):
+    """One peer's view of the cluster."""
+
+    cluster: str
+    peer: int
+    incarnation: int
+    peers: list[dict[str, Any]]
+    metadata: dict[str, Any]
+    lanes: list[dict[str, Any]]
+    storage: dict[str, Any]
+    disk_full: bool
+
+
+# ---------------------------------------------------------------------- queues
+
+
+class Retention(Struct, frozen=True, forbid_unknown_fields=True):
+    """Any rule that is set allows removal on its own; with none set, everything is kept."""
+
+    age_s: Version | None = None
+    size_bytes: Version | None = None
+    passed: bool = False
+
+
+class NewQueue(Struct, frozen=True, forbid_unknown_fields=True):
+    name: QueueName
+    strategy: Strategy = "two-phase"
+    lanes: Annotated[int, Meta(ge=1, le=limits.LANES_PER_QUEUE_MAX)] = 1
+    peers: Annotated[list[PeerNumber], Meta(max_length=limits.PEERS_MAX)] = []
+    retention: Retention = Retention()
+
+
+class ChangedQueue(Struct, frozen=True, forbid_unknown_fields=True):
+    retention: Retention
+
+
+class Lane(Struct, frozen=True):
+    """`held`: this peer has a copy; without one `end` and `trimmed_to` are 0 and say nothing."""
+
+    lane: int
+    number: int
+    end: int
+    trimmed_to: int
+    coordinator: int | None
+    voters: list[int]
+    owner: int | None
+    ended: bool
+    held: bool
+
+
+class Queue(Struct, frozen=True):
+    """`open_lane`: pub-sub, the lane to which this very peer writes."""
+
+    name: str
+    strategy: Strategy
+    peers: list[int]
+    retention: Retention
+    open_lane: int | None
+    lanes: list[Lane]
+
+
+class Queues(Struct, frozen=True):
+    queues: list[Queue]
+
+
+class Deleted(Struct, frozen=True):
+    name: str
+    deleted: bool
+
+
+class Trim(Struct, frozen=True, forbid_unknown_fields=True):
+    upto_version: Version
+    lane: LaneNumber = 0
+
+
+class TrimmedTo(Struct, frozen=True):
+    lane: int
+    trimmed_to: int
+
+
+# ---------------------------------------------------------------------- messages
+
+
+class NewMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    """`value` or `value_base64`, not both; likewise for the key, which may be absent."""
+
+    value: str | None = None
+    value_base64: bytes | None = None
+    key: str | None = None
+    key_base64: bytes | None = None
+    headers: dict[str, str] = {}
+    time_ms: Annotated[int, Meta(ge=0, le=1 << 62)] | None = None
+
+
+class NewMessages(Struct, frozen=True, forbid_unknown_fields=True):
+    messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=limits.BATCH_COUNT_MAX)]
+
+
+class Written(Struct, frozen=True):
+    lane: int
+    first_version: int
+    last_version: int
+
+
+class Enqueued(Struct, frozen=True):
+    write_id: str
+    written: list[Written]
+
+
+class LaneOnly(Struct, frozen=True):
+    lane: int
+
+
+class Staged(Struct, frozen=True):
+    write_id: str
+    staged: list[LaneOnly]
+
+
+class Published(Struct, frozen=True):
+    published: list[Written]
+
+
+class Discarded(Struct, frozen=True):
+    discarded: list[LaneOnly]
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
+    """`value` is text; a value that is no UTF-8 is in `value_base64`. The same goes for keys and header values."""
+
+    lane: int
+    version: int
+    time_ms: int
+    value: str | None = None
+    value_base64: bytes | None = None
+    key: str | None = None
+    key_base64: bytes | None = None
+    headers: dict[str, str] = {}
+    headers_base64: dict[str, bytes] = {}
+
+
+class NamedMessage(Message, frozen=True, omit_defaults=True, kw_only=True):
+    committed: bool
+    stored_by: list[int]
+
+
+# ---------------------------------------------------------------------- subscribers
+
+
+class Subscriber(Struct, frozen=True):
+    """`versions`: lane -> the last version it has dealt with."""
+
+    name: str
+    versions: dict[str, int]
+    hold: bool
+
+
+class Subscribers(Struct, frozen=True):
+    subscribers: list[Subscriber]
+
+
+class Cursor(Struct, frozen=True, forbid_unknown_fields=True):
+    """`hold` absent leaves it as it is. `reset`: the cursor becomes what is given, also if that is a step back."""
+
+    versions: Annotated[dict[LaneNumber, Version], Meta(max_length=4096)] = {}
+    hold: bool | None = None
+    reset: bool = False
+
+
+class Removed(Struct, frozen=True):
+    name: str
+    removed: bool
+
+
+# ---------------------------------------------------------------------- errors
+
+
+class Error(Struct, frozen=True):
+    """Details stand beside these: `cursor`, `write_id`, `coordinator`, `api`, ..."""
+
+    code: str
+    message: str
+    definite: bool
+    retriable: bool
+
+
+class ErrorAnswer(Struct, frozen=True):
+    error: Error

@@ -1,0 +1,59 @@
+"""From versions to the entries that hold them, in as few reads as possible.
+
+A reader asks for versions; the index answers with ranges, each inside one entry; entries are read in runs of positions
+that follow one another. An entry is handed on whole, with the part of it that is meant: nobody here takes it apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from avow.queue.visible import VisibleRange
+from avow.wire.messages import Entry
+
+RANGES_MAX: Final = 8_192  # in one answer
+
+Entries: TypeAlias = Callable[[int, int, int], Sequence[Entry]]  # (after, max_entries, max_bytes)
+
+
+class Served(Struct, frozen=True, gc=False):
+    """`count` messages from number `offset` of the entry's batch on; the first has version `first_version`."""
+
+    first_version: int
+    offset: int
+    count: int
+    entry: Entry
+
+
+def read_ranges(ranges: Iterable[VisibleRange], entries: Entries, *, max_bytes: int) -> list[Served]:
+    """In the order of versions; stops before `max_bytes` of batches, but not before the first entry."""
+    wanted = list(islice(ranges, RANGES_MAX))
+    served: list[Served] = []
+    at, room = 0, max_bytes
+    while at < len(wanted) and (room > 0 or not served):
+        run = _run_length(wanted, at)
+        first = wanted[at].position
+        found = entries(first - 1, wanted[at + run - 1].position - first + 1, max(room, 1))
+        if not found:
+            break
+        held = {entry.position: entry for entry in found}
+        for range_ in wanted[at : at + run]:
+            entry = held.get(range_.position)
+            if entry is None or (served and room - len(entry.batch) < 0):
+                return served
+            served.append(Served(range_.first_version, range_.offset, range_.count, entry))
+            room -= len(entry.batch)
+        at += run
+    return served
+
+
+def _run_length(ranges: Sequence[VisibleRange], at: int) -> int:
+    """How many ranges from `at` on lie in positions that follow one another."""
+    end = at + 1
+    while end < len(ranges) and 0 <= ranges[end].position - ranges[end - 1].position <= 1:
+        end += 1
+    return end - at

@@ -1,0 +1,215 @@
+"""Who may do what, over TLS and without; and what a peer refuses to be started with."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import trustme
+from http_peer import PeerProcess, cluster, finish, serving, start, wait_until
+
+from avow.peer.http.routes import ROUTES
+
+TOKENS = {
+    "reader": 'rights = { "orders*" = ["read"] }',
+    "writer": 'rights = { "orders*" = ["read", "write"] }',
+    "manager": 'rights = { "*" = ["read", "manage"] }',
+    "root": "admin = true",
+}
+BODIES = {
+    "join_peer": {"identity": "0" * 32, "link": "nowhere"},
+    "create_queue": {"name": "orders.made"},
+    "change_queue": {"retention": {}},
+    "trim_queue": {"upto_version": 0},
+    "enqueue": {"messages": [{"value": "x"}]},
+    "stage": {"messages": [{"value": "x"}]},
+    "move_cursor": {},
+}
+
+
+def tokens_file(folder: Path) -> Path:
+    path = folder / "tokens.toml"
+    path.write_text(
+        "".join(
+            f'[[token]]\nname = "{name}"\nsha256 = "{sha256(f"secret-{name}".encode()).hexdigest()}"\n{rights}\n'
+            for name, rights in TOKENS.items()
+        )
+    )
+    return path
+
+
+class Pki:
+    def __init__(self, folder: Path) -> None:
+        self.ca, self.stranger = trustme.CA(), trustme.CA()
+        self.folder = folder
+        self.ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+        issued = self.ca.issue_cert("127.0.0.1", "localhost")
+        issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+        issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+
+    def settings(self, *, mutual: bool) -> dict[str, object]:
+        files = {"tls_cert": self.folder / "cert.pem", "tls_key": self.folder / "key.pem"}
+        return {**files, "tls_ca": self.folder / "ca.pem"} if mutual else files
+
+    def client(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    return Pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[PeerProcess]:
+    """HTTPS with tokens."""
+    folder = tmp_path_factory.mktemp("peer")
+    with serving(folder, tokens=tokens_file(folder), **pki.settings(mutual=False)) as peer:
+        peer.tls = pki.client()
+        wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
+        peer.ask("POST", "/v1/queues", {"name": "orders"}, token="secret-root")
+        peer.ask("POST", "/v1/queues", {"name": "invoices"}, token="secret-root")
+        yield peer
+
+
+def test_health_and_readiness_are_for_everybody(peer: PeerProcess) -> None:
+    assert peer.url.startswith("https://")
+    assert peer.ask("GET", "/healthz").status == peer.ask("GET", "/readyz").status == 200
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.right is not None], ids=lambda r: r.operation)
+def test_every_other_call_needs_a_token_with_the_right(peer: PeerProcess, route: object) -> None:
+    assert isinstance(route, type(ROUTES[0]))
+    path = route.path.format(queue="orders", number=77, txn="t", lane=0, version=1, name="n", write_id="0" * 32)
+    body = BODIES.get(route.operation)
+    for token in (None, "wrong"):
+        answer = peer.ask(route.method, path, body, token=token)
+        assert (answer.status, answer.code) == (401, "NOT_AUTHENTICATED")
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    may = {
+        "": set(TOKENS),
+        "read": set(TOKENS),
+        "write": {"writer", "root"},
+        "manage": {"manager", "root"},
+        "admin": {"root"},
+    }[route.right or ""]
+    destructive = route.operation == "delete_queue"
+    for token in sorted(set(TOKENS) - may) if destructive else TOKENS:
+        answer = peer.ask(route.method, path, body, token=f"secret-{token}")
+        assert (answer.status == 403) == (token not in may), (token, answer.body)
+        assert answer.status != 401
+
+
+def test_rights_are_for_the_queues_they_name(peer: PeerProcess) -> None:
+    body = {"messages": [{"value": "x"}]}
+    assert peer.ask("POST", "/v1/queues/orders/messages", body, token="secret-writer").status == 200
+    assert peer.ask("POST", "/v1/queues/invoices/messages", body, token="secret-writer").status == 403
+    listed = peer.ask("GET", "/v1/queues", token="secret-reader").json["queues"]
+    assert {queue["name"] for queue in listed} <= {"orders", "orders.made"}
+    lanes = peer.ask("GET", "/v1/cluster", token="secret-reader").json["lanes"]
+    assert "invoices" not in {lane["queue"] for lane in lanes}
+
+
+def test_a_queue_is_created_only_under_a_name_the_token_may_manage(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    digest = sha256(b"s").hexdigest()
+    path.write_text(f'[[token]]\nname = "a"\nsha256 = "{digest}"\nrights = {{ "a.*" = ["manage"] }}\n')
+    with serving(tmp_path, tokens=path) as peer:
+        peer.token = "s"
+        wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
+        assert peer.ask("POST", "/v1/queues", {"name": "a.x"}).status == 201
+        assert peer.ask("POST", "/v1/queues", {"name": "b.x"}).status == 403
+
+
+def test_two_tokens_on_one_connection_are_told_apart(peer: PeerProcess) -> None:
+    def head(token: str) -> bytes:
+        return f"DELETE /v1/peers/77 HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n".encode()
+
+    assert peer.tls is not None
+    with socket.create_connection(peer.address, timeout=10) as raw:
+        connection = peer.tls.wrap_socket(raw, server_hostname="127.0.0.1")
+        for token, status in (
+            ("secret-root", b"404"),
+            ("secret-reader", b"403"),
+            ("x", b"401"),
+            ("secret-root", b"404"),
+        ):
+            connection.sendall(head(token))
+            assert connection.recv(65536).split()[1] == status
+        connection.close()
+
+
+# ---------------------------------------------------------------------- TLS
+
+
+def test_plain_http_on_the_tls_port_is_closed(peer: PeerProcess) -> None:
+    assert b"HTTP/1.1 200" not in peer.talk(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert peer.ask("GET", "/healthz").status == 200
+
+
+def test_a_client_that_trusts_somebody_else_does_not_connect(peer: PeerProcess, pki: Pki) -> None:
+    context = ssl.create_default_context()
+    pki.stranger.configure_trust(context)
+    with socket.create_connection(peer.address, timeout=10) as raw, pytest.raises(ssl.SSLCertVerificationError):
+        context.wrap_socket(raw, server_hostname="127.0.0.1")
+    assert peer.ask("GET", "/healthz").status == 200
+
+
+def test_half_a_handshake_holds_nothing(peer: PeerProcess) -> None:
+    for _ in range(5):
+        with socket.create_connection(peer.address, timeout=10) as raw:
+            raw.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+    assert peer.ask("GET", "/healthz").status == 200
+
+
+def test_peers_link_with_certificates_of_their_authority_and_with_no_other(tmp_path: Path, pki: Pki) -> None:
+    with cluster(tmp_path, 2, tls=pki.client(), **pki.settings(mutual=True)) as peers:
+        assert peers[0].ask("POST", "/v1/queues", {"name": "secure"}).status == 201
+        host, _, port = peers[0].told["link"].rpartition(":")
+        stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        stranger.check_hostname = False
+        pki.ca.configure_trust(stranger)
+        pki.stranger.issue_cert("localhost").configure_cert(stranger)
+        assert not hears_anything((host, int(port)), stranger)
+        assert peers[1].ask("GET", "/readyz").status == 200
+
+
+def hears_anything(address: tuple[str, int], context: ssl.SSLContext) -> bool:
+    """TLS 1.3 refuses a client's certificate after the client thinks it is through: only a read tells."""
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=10) as raw:
+        connection = context.wrap_socket(raw)
+        with contextlib.closing(connection):
+            connection.sendall(b"x" * 100)
+            return bool(connection.recv(100))
+    return False
+
+
+# ---------------------------------------------------------------------- what a peer is not started with
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"listen": "0.0.0.0:0"}, "tokens"),
+        ({"peer-listen": "0.0.0.0:0"}, "tls_ca"),
+        ({"tokens": "missing.toml"}, "missing.toml"),
+        ({"tls_cert": "missing.pem"}, "missing.pem"),
+    ],
+)
+def test_an_exposed_or_half_set_peer_refuses_to_start(tmp_path: Path, settings: dict[str, str], words: str) -> None:
+    process = start(tmp_path, **settings)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        assert process.returncode not in (None, 0)
+    finally:
+        finish(process)
+    said = (tmp_path / "stderr").read_text()
+    assert words in said
+    assert "Traceback" not in said

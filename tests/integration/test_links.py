@@ -1,0 +1,191 @@
+"""Links between peers over loopback: Hello, order, runs, strangers, garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+import pytest
+import uvloop
+
+from avow.errors import FolderUnusable
+from avow.peer.links import Links
+from avow.wire.frames import Hello, encode
+from avow.wire.messages import Enqueue, Entry, Heartbeat, Kind, Message
+
+CLUSTER = UUID(int=7).bytes
+
+
+class Listener:
+    """What a peer is to its links, without a peer."""
+
+    def __init__(self, number: int, *, run: int = 1, cluster: bytes = CLUSTER) -> None:
+        self.number, self.run, self.cluster = number, run, cluster
+        self.heard: list[tuple[int, int, Message]] = []
+        self.known: dict[int, str] = {}
+        self.links = Links(self, me=number, addresses=lambda: self.known)
+
+    async def listen(self) -> str:
+        host, port = await self.links.listen("127.0.0.1", 0)
+        return f"{host}:{port}"
+
+    def dial(self, number: int, where: str) -> None:
+        self.known[number] = where
+        self.links.dial_all()
+
+    def hello(self) -> Hello:
+        return Hello(self.cluster, bytes([self.number]) * 16, self.number, self.run)
+
+    def greeted(self, hello: Hello) -> None:
+        if hello.cluster != CLUSTER:
+            raise FolderUnusable("another cluster")
+
+    def received(self, source: int, route: int, message: Message) -> None:
+        self.heard.append((source, route, message))
+
+    def linked(self, peer: int) -> None:
+        pass
+
+    def say(self, peer: int, message: Message, *, route: int = 1) -> None:
+        self.links.send(peer, route, message)
+        self.links.flush()
+
+
+async def until(predicate: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if predicate():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(scenario(), 30))
+
+
+async def pair() -> tuple[Listener, Listener]:
+    low, high = Listener(1), Listener(2)
+    high.dial(1, await low.listen())
+    await until(lambda: low.links.connected == [2] and high.links.connected == [1])
+    return low, high
+
+
+async def stop(*listeners: Listener) -> None:
+    for listener in listeners:
+        await listener.links.stop()
+
+
+def test_messages_arrive_in_order_in_both_directions_however_large() -> None:
+    async def scenario() -> None:
+        low, high = await pair()
+        large = Enqueue(5, 0, 0, (Entry(1, 5, Kind.DATA, 1, batch=os.urandom(4 << 20)),), 0, 0)
+        for number in range(100):
+            high.say(1, Heartbeat(number, coordinating=False, cursor=number))
+        high.say(1, large, route=9)
+        low.say(2, Heartbeat(7, coordinating=True, cursor=7))
+        await until(lambda: len(low.heard) == 101 and len(high.heard) == 1)
+        assert [message.cursor for _, _, message in low.heard[:100]] == list(range(100))
+        assert low.heard[100][:2] == (2, 9)
+        assert bytes(low.heard[100][2].entries[0].batch) == large.entries[0].batch
+        await stop(low, high)
+
+    run(scenario)
+
+
+def test_a_later_run_replaces_the_link_and_an_earlier_one_is_refused() -> None:
+    async def scenario() -> None:
+        low, high = await pair()
+        address = f"127.0.0.1:{low.links._server.sockets[0].getsockname()[1]}"
+        heir = Listener(2, run=2)
+        heir.dial(1, address)
+        await until(lambda: low.links._runs == {2: 2})
+        await stop(heir, high)
+        await until(lambda: low.links.connected == [])
+        ghost = Listener(2, run=1)
+        ghost.dial(1, address)
+        await until(lambda: int(low.links.statistics()["refused"]) >= 2 or ghost.links.connected == [])
+        assert low.links.connected == []
+        await stop(low, ghost)
+
+    run(scenario)
+
+
+def test_a_peer_of_another_cluster_is_not_linked() -> None:
+    async def scenario() -> None:
+        low = Listener(1)
+        stranger = Listener(2, cluster=bytes(16))
+        stranger.dial(1, await low.listen())
+        await until(lambda: int(low.links.statistics()["refused"]) >= 2)
+        assert low.links.connected == []
+        await stop(low, stranger)
+
+    run(scenario)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+HELLO = b"".join(bytes(piece) for piece in encode(0, Hello(CLUSTER, bytes(16), 3, 1)))
+GARBAGE = [
+    os.urandom(4096),
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    HELLO[:20] + b"\xff" * 40,
+    HELLO + b"\0" * 64,
+    HELLO + struct.pack("<I2sBBI", 0, b"Av", 1, 12, 0xFFFFFFF8),
+    HELLO + HELLO,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),  # a TLS client where none is expected
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_closes_its_own_connection_and_nothing_else(garbage: bytes) -> None:
+    async def scenario() -> None:
+        low, high = await pair()
+        reader, writer = await asyncio.open_connection("127.0.0.1", low.links._server.sockets[0].getsockname()[1])
+        writer.write(garbage)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(1 << 20)
+        await closed(writer)
+        await until(lambda: not low.links.strangers)
+        high.say(1, Heartbeat(1, coordinating=False, cursor=1))
+        await until(lambda: len(low.heard) == 1)
+        assert low.links.connected == [2]
+        await stop(low, high)
+
+    run(scenario)
+
+
+def test_a_connection_that_never_says_hello_is_closed_and_their_number_is_bounded() -> None:
+    async def scenario() -> None:
+        low = Listener(1)
+        port = int((await low.listen()).rpartition(":")[2])
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(80)]
+        await until(lambda: 0 < len(low.links.strangers) <= 64)
+        await until(lambda: not low.links.strangers)
+        for _, writer in opened:
+            await closed(writer)
+        await stop(low)
+
+    run(scenario)
+
+
+def test_half_a_frame_and_then_silence_costs_nothing_but_its_connection() -> None:
+    async def scenario() -> None:
+        low, high = await pair()
+        _, writer = await asyncio.open_connection("127.0.0.1", low.links._server.sockets[0].getsockname()[1])
+        writer.write(HELLO[:30])
+        await until(lambda: len(low.links.strangers) == 1)
+        await until(lambda: not low.links.strangers)
+        assert low.links.connected == [2]
+        await closed(writer)
+        await stop(low, high)
+
+    run(scenario)
