@@ -1,0 +1,138 @@
+"""A client of a cluster: `avow.connect`.
+
+    async with await avow.connect("http://127.0.0.1:7401,http://127.0.0.1:7402") as client:
+        queue = client.queue("orders")
+        done = await queue.enqueue(b"value")
+
+Any subset of the peers' addresses will do: the rest are learned. A client belongs to the event loop it was opened on.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from avow.client.cluster import Cluster, PeerInfo
+from avow.client.links import parse_address
+from avow.client.metadata import QueueInfo, Retention, Strategy, path_of, queue_path, read_queue, read_queues
+from avow.client.queue import Queue
+from avow.errors import InvalidRequest, Unknown, UnknownQueue
+
+TIMEOUT_S: Final = 30.0
+
+
+def tls_context(ca: str | None) -> ssl.SSLContext:
+    """Verifies the peer's certificate, against the authorities in the file `ca` or the system's."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as cause:
+        raise InvalidRequest(f"{ca!r} is not a readable PEM file of certificates: {cause}") from cause
+
+
+async def connect(
+    addresses: str | Sequence[str], *, token: str | None = None, ca: str | None = None, timeout_s: float = TIMEOUT_S
+) -> Client:
+    """A client that has reached at least one peer. Raises Offline when none answers within `timeout_s`.
+
+    `token` is sent as a bearer token; `ca` is the path of a PEM file for https addresses. `timeout_s` is how long any
+    call is repeated before its outcome is reported.
+    """
+    texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    found = [parse_address(text) for text in texts if text.strip()]
+    tls = tls_context(ca) if any(address.tls for address in found) else None
+    cluster = Cluster(found, token=token, tls=tls, timeout_s=timeout_s)
+    try:
+        await cluster.learn()
+    except BaseException:
+        await cluster.close()
+        raise
+    return Client(cluster)
+
+
+class Client:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._queues: dict[str, Queue] = {}
+
+    def queue(self, name: str) -> Queue:
+        """The queue of this name. It is not asked for until it is used."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = Queue(self._cluster, name)
+        return queue
+
+    # -------------------------------------------------------------------- queues
+
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        strategy: Strategy = "two-phase",
+        lanes: int = 1,
+        peers: Sequence[int] = (),
+        retention: Retention | Mapping[str, object] | None = None,
+    ) -> QueueInfo:
+        """Create it, or find that it exists exactly so. Raises AlreadyExists when it exists otherwise."""
+        body: dict[str, object] = {"name": name, "strategy": strategy, "lanes": lanes, "peers": list(peers)}
+        if retention is not None:
+            body["retention"] = retention
+        return read_queue((await self._cluster.send_json(b"POST", path_of("queues"), body)).body)
+
+    async def change_queue(self, name: str, *, retention: Retention | Mapping[str, object]) -> QueueInfo:
+        return read_queue((await self._cluster.send_json(b"PATCH", queue_path(name), {"retention": retention})).body)
+
+    async def queues(self) -> tuple[QueueInfo, ...]:
+        return read_queues((await self._cluster.call(b"GET", path_of("queues"))).body).queues
+
+    async def delete_queue(self, name: str) -> None:
+        """Gone with all its messages. Raises UnknownQueue."""
+        try:
+            await self._cluster.call(b"DELETE", queue_path(name))
+        except Unknown as error:
+            if not isinstance(error.__cause__, UnknownQueue):  # an attempt without an answer deleted it
+                raise
+        self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Let go of what is known of a queue: one of the same name may be another one."""
+        queue = self._queues.pop(name, None)
+        if queue is not None:
+            queue.close()
+
+    # --------------------------------------------------------------------- peers
+
+    async def status(self) -> dict[str, Any]:
+        """One peer's view of the cluster, as it gives it."""
+        found: dict[str, Any] = msgspec.json.decode((await self._cluster.call(b"GET", path_of("cluster"))).body)
+        return found
+
+    async def peers(self) -> tuple[PeerInfo, ...]:
+        return await self._cluster.learn()
+
+    async def remove_peer(self, number: int) -> None:
+        """It begins to leave; `peers` says `gone` when nothing depends on it any more."""
+        await self._cluster.call(b"DELETE", path_of("peers", number))
+
+    # --------------------------------------------------------------------- close
+
+    async def close(self) -> None:
+        """Whatever is still on its way is refused or unknown from here on."""
+        for queue in self._queues.values():
+            queue.close()
+        await self._cluster.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def statistics(self) -> dict[str, object]:
+        queues = {name: queue.statistics() for name, queue in self._queues.items()}
+        return {**self._cluster.statistics(), "queues": queues}

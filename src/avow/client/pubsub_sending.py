@@ -1,0 +1,274 @@
+"""The writes of one pub-sub queue: to the lane of whichever peer takes them, each in one lane only.
+
+Every peer writes its own lane, so a client may write through any peer, and the death of one stops nobody. What must not
+happen is one write in two lanes: write ids are remembered per lane. So a batch is bound to a lane when it leaves, and
+it may go to another only when it is known not to be, and never to be, in that one:
+
+    answer                          then
+    done                            done
+    LANE_ENDED                      definite: not in that lane. Write it to another
+    a definite refusal              the attempt did not happen. If no earlier one may have: write it to another
+    no answer, or UNKNOWN           it is `maybe` in that lane. Repeat it there if the peer can be reached; else ask any
+                                    other peer what became of it, until that is known: done or LANE_ENDED
+
+While such batches are being settled, new writes go through another peer at once. Settling is the work of one task per
+batch; there are at most as many as batches may be on their way. At the deadline what is still not known is Unknown,
+with the lane to ask about.
+
+Order: as sent, within a lane, unless a repeat was needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from avow.client.batching import Batch, Pending, Room
+from avow.client.http import Answer, Lost
+from avow.client.links import BATCH
+from avow.client.metadata import queue_path, read_queue
+from avow.client.outcomes import Span, final, span_of
+from avow.client.routing import Backoff, Step, choose, step_after
+from avow.errors import AvowError, InvalidRequest, LaneEnded, UnknownMessage, UnknownQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from avow.client.cluster import Cluster
+    from avow.client.links import Link
+
+IN_FLIGHT_MAX: Final = 8
+_ASK_S: Final = 2.0
+
+
+class Binding(Struct, frozen=True):
+    """A peer and the lane it writes to."""
+
+    link: Link
+    lane: int
+
+
+class PubSubSender:
+    def __init__(
+        self, cluster: Cluster, *, queue: str, room: Room, seen: dict[int, int], wake: Callable[[PubSubSender], None]
+    ) -> None:
+        self._cluster, self._queue = cluster, queue
+        self.pending = Pending(room=room, timeout_s=cluster.timeout_s, wake=partial(wake, self))
+        self._target = queue_path(queue, "messages") + b"?lane=%d"
+        self._binding: Binding | None = None
+        self._finding: asyncio.Task[None] | None = None
+        self._last: Link | None = None
+        self._misses_count = 0  # bindings in a row that did not hold
+        self._backoff = Backoff(cluster.random)
+        self._flight: dict[int, Batch] = {}  # by batch number
+        self._settling: dict[int, Batch] = {}
+        self._seen = seen
+        self._closed = False
+
+    # ------------------------------------------------------------------- sending
+
+    def pump(self) -> None:
+        while len(self._flight) < IN_FLIGHT_MAX:
+            binding = self._binding
+            if binding is None:
+                self._find()
+                break
+            batch = self.pending.take()
+            if batch is None:
+                break
+            self._send(batch, binding)
+        if self._flight or self._settling or self.pending:
+            self._cluster.watch(self._sweep)
+
+    def _send(self, batch: Batch, binding: Binding) -> None:
+        assert batch.record is not None
+        if batch.expected is not None:
+            self._give_up(batch, InvalidRequest("a pub-sub queue has no single end to expect; nothing was stored"))
+            return
+        batch.bound = binding.lane
+        batch.sent_at = batch.sent_at or monotonic()
+        self._flight[batch.number] = batch
+        target = self._target % binding.lane
+        binding.link.write(target, BATCH, batch.record, partial(self._answered, batch, binding))
+
+    # ----------------------------------------------------------- whom to write to
+
+    def _find(self) -> None:
+        if self._finding is None and self.pending and not self._closed:
+            self._finding = self._cluster.spawn(self._find_binding())
+
+    async def _find_binding(self) -> None:
+        """Ask one peer after another for its open lane, until one has one and can be reached."""
+        target = queue_path(self._queue)
+        unknown_count = 0
+        try:
+            if self._misses_count > len(self._cluster.links):
+                await asyncio.sleep(self._backoff.next_s())
+            while self.pending and not self._closed:
+                link = self._last = self._cluster.choose(after=self._last)
+                answer = await link.call(b"GET", target, timeout_s=_ASK_S)
+                self._cluster.note(link, answer)
+                lane, error = _open_lane(answer)
+                if lane is not None:
+                    self._binding = Binding(link, lane)
+                    return
+                self._refused(error)
+                unknown_count += isinstance(error, UnknownQueue)
+                if isinstance(error, UnknownQueue) and unknown_count >= len(self._cluster.links):
+                    self._refuse_all(error)
+                await asyncio.sleep(self._backoff.next_s())
+        finally:
+            self._finding = None
+            if self._binding is not None:
+                self.pump()
+
+    def _refused(self, error: AvowError | None) -> None:
+        for batch in self.pending.waiting:
+            if error is not None and error.definite:
+                batch.error = error
+
+    def _refuse_all(self, error: AvowError) -> None:
+        for batch in self.pending.expired(float("inf")):
+            self._give_up(batch, error)
+
+    def _unbind(self, binding: Binding) -> None:
+        if self._binding is binding:
+            self._binding, self._last = None, binding.link
+            self._misses_count += 1
+
+    # ------------------------------------------------------------------- answers
+
+    def _answered(self, batch: Batch, binding: Binding, answer: Answer | Lost) -> None:
+        del self._flight[batch.number]
+        found = span_of(answer)
+        if isinstance(found, Span):
+            self._finish(batch, found)
+        else:
+            self._fail(batch, binding, found)
+        self.pump()
+
+    def _finish(self, batch: Batch, span: Span) -> None:
+        if batch.settled:
+            return
+        self._misses_count = 0
+        self._backoff.reset()
+        self._seen[span.lane] = max(span.last_version, self._seen.get(span.lane, 0))
+        batch.done(self._queue, span.lane, span.first_version)
+        self.pending.settle(batch)
+
+    def _fail(self, batch: Batch, binding: Binding, answer: Answer | Lost) -> None:
+        self._cluster.note(binding.link, answer)
+        step, error = step_after(answer)
+        batch.error = error
+        if step is not Step.REFUSED:
+            self._unbind(binding)
+        if batch.settled:
+            return
+        if step is Step.UNCERTAIN:
+            batch.maybe = True
+            self._settling[batch.number] = batch
+            self._cluster.spawn(self._settle(batch, binding))
+        elif step is Step.ELSEWHERE:
+            self.pending.put_back([batch])
+        else:
+            self._give_up(batch, error)
+
+    def _give_up(self, batch: Batch, error: AvowError | None = None) -> None:
+        said = error or batch.error or batch.never_sent(self._cluster.timeout_s)
+        lane = batch.bound if batch.maybe else None
+        batch.fail(final(said, maybe=batch.maybe, write_id=batch.write_id, lane=lane))
+        self.pending.settle(batch)
+
+    # ------------------------------------------------------------------ settling
+
+    async def _settle(self, batch: Batch, binding: Binding) -> None:
+        """Find out what became of a batch that may be in the lane it was bound to."""
+        backoff, asked = Backoff(self._cluster.random), binding.link
+        try:
+            while not batch.settled and monotonic() < batch.deadline:
+                answer = await self._repeat(batch, binding)
+                if not self._judge(batch, answer):
+                    return
+                others = [link for link in self._cluster.links if link is not binding.link]
+                if others:
+                    asked = choose(others, after=asked, now=monotonic())
+                    answer = await self._ask(batch, binding, asked)
+                    if not self._judge(batch, answer):
+                        return
+                await asyncio.sleep(backoff.next_s())
+        finally:
+            self._settling.pop(batch.number, None)
+            if not batch.settled and batch.maybe:
+                self._give_up(batch)
+
+    def _judge(self, batch: Batch, answer: Answer | Lost | None) -> bool:
+        """Whether it is still open what became of the batch."""
+        if answer is None or batch.settled:
+            return not batch.settled
+        found = span_of(answer)
+        if isinstance(found, Span):
+            self._finish(batch, found)
+            return False
+        _, error = step_after(found)
+        batch.error = error
+        if isinstance(error, LaneEnded):
+            batch.maybe, batch.bound = False, None
+            self.pending.put_back([batch])
+            self.pump()
+            return False
+        return True
+
+    async def _repeat(self, batch: Batch, binding: Binding) -> Answer | Lost | None:
+        if binding.link.suspect_until > monotonic() or batch.record is None:
+            return None
+        headers = BATCH + b"avow-age-ms: %d\r\n" % batch.age_ms(monotonic())
+        target = self._target % binding.lane
+        return await binding.link.call(b"POST", target, headers=headers, body=batch.record, timeout_s=_ASK_S)
+
+    async def _ask(self, batch: Batch, binding: Binding, link: Link) -> Answer | Lost | None:
+        target = queue_path(self._queue, "writes", batch.write_id.hex()) + b"?lane=%d" % binding.lane
+        answer = await link.call(b"GET", target, timeout_s=_ASK_S)
+        self._cluster.note(link, answer)
+        if isinstance(step_after(answer)[1], UnknownMessage):
+            return None  # not seen by that peer: says nothing about the lane
+        return answer
+
+    # ---------------------------------------------------------------------- time
+
+    def _sweep(self, now: float) -> bool:
+        for batch in self.pending.expired(now):
+            self._give_up(batch)
+        for batch in (*self._flight.values(), *self._settling.values()):
+            if batch.deadline <= now and not batch.settled:
+                batch.maybe = True
+                self._give_up(batch)
+        if self._binding is None:
+            self._find()
+        return bool(self._flight or self._settling or self.pending)
+
+    def close(self) -> None:
+        self._closed = True
+        for batch in self.pending.expired(float("inf")):
+            self._give_up(batch)
+        for batch in (*self._flight.values(), *self._settling.values()):
+            if not batch.settled:
+                batch.maybe = True
+                self._give_up(batch)
+
+    def statistics(self) -> dict[str, int]:
+        return {"in_flight": len(self._flight), "settling": len(self._settling), "waiting": len(self.pending)}
+
+
+def _open_lane(answer: Answer | Lost) -> tuple[int | None, AvowError | None]:
+    """The lane the peer that answered writes to; or why there is none, as far as it says."""
+    _, error = step_after(answer)
+    if error is not None or isinstance(answer, Lost):
+        return None, error
+    try:
+        return read_queue(answer.body).open_lane, None
+    except AvowError as malformed:
+        return None, malformed

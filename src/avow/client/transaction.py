@@ -1,0 +1,147 @@
+"""Staged writes: many batches that become visible together, or not at all.
+
+    async with queue.transaction() as txn:
+        await txn.enqueue_many([...])
+    txn.published
+
+Staged messages are stored like any other, but nobody sees them until the transaction is published, which happens when
+the block ends without an exception. With one, they are discarded. If this process dies, the peers discard them after
+`deadline_s`. All of one lane's messages get consecutive versions at one moment. Lanes are published one by one: a
+transaction over several lanes is complete in each, but a reader may see one lane's part before another's.
+
+Staging, publishing and discarding are all repeated until a peer confirms them, which is safe: a staged batch has a
+write id, and the two decisions are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import urandom
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from avow import limits
+from avow.client.batching import Batch, Headers
+from avow.client.columns import columns_of, split
+from avow.client.links import BATCH, JSON
+from avow.client.metadata import queue_path
+from avow.client.outcomes import Done, read_written
+from avow.errors import AvowError, InvalidRequest
+
+if TYPE_CHECKING:
+    from avow.client.cluster import Cluster
+    from avow.client.outbox import Outbox
+    from avow.wire.record import Buffer
+
+DEADLINE_S: Final = 60.0
+
+
+class Transaction:
+    def __init__(self, cluster: Cluster, outbox: Outbox, *, name: str | None, deadline_s: float) -> None:
+        if not 0 < deadline_s <= limits.STAGE_DEADLINE_S_MAX:
+            raise InvalidRequest(f"a deadline is between 0 and {limits.STAGE_DEADLINE_S_MAX:g} s, not {deadline_s:g}")
+        self._cluster, self._outbox, self._deadline_s = cluster, outbox, deadline_s
+        self.name = name or urandom(16).hex()
+        self.published: list[Done] = []
+        self._lanes: dict[int, bytes] = {}  # lanes something was staged in, with the last write id there
+        self._decided = ""
+
+    async def enqueue(
+        self,
+        value: Buffer,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        time_ms: int | None = None,
+        lane: int | None = None,
+    ) -> None:
+        await self.enqueue_many(
+            [value],
+            keys=None if key is None else [key],
+            headers=None if headers is None else [headers],
+            times=None if time_ms is None else [time_ms],
+            lane=lane,
+        )
+
+    async def enqueue_many(
+        self,
+        values: Sequence[Buffer],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Headers | None] | None = None,
+        times: Sequence[int] | None = None,
+        lane: int | None = None,
+    ) -> None:
+        """Stage messages. They keep the order of these calls within a lane."""
+        self._require_open()
+        columns = columns_of(values, keys=keys, headers=headers, times=times)
+        await self._outbox.known()
+        by_lane: dict[int, list[int]] = {}
+        for number in range(len(values)):
+            key = None if keys is None else keys[number]
+            by_lane.setdefault(self._lane_for(key, lane), []).append(number)
+        for found, numbers in by_lane.items():
+            for span in split(columns.sizes(numbers)):
+                batch = Batch(deadline=0.0)
+                columns.fill(batch, numbers[span.start : span.stop])
+                await self._stage(found, batch)
+
+    def _lane_for(self, key: bytes | None, lane: int | None) -> int:
+        """Messages without a key stay in one lane of the transaction: only a lane is published at one moment."""
+        if key is None and lane is None and self._lanes:
+            return next(iter(self._lanes))
+        return self._outbox.lane_of(key, lane)
+
+    async def _stage(self, lane: int, batch: Batch) -> None:
+        target = self._path("messages") + b"?lane=%d&deadline_s=%g" % (lane, self._deadline_s)
+        self._lanes[lane] = batch.write_id
+        await self._cluster.call(b"POST", target, headers=BATCH, body=batch.encode(), write_id=batch.write_id)
+
+    # ----------------------------------------------------------------- decisions
+
+    async def publish(self) -> list[Done]:
+        """Make it all visible. A transaction in which nothing was staged publishes nothing. May be repeated."""
+        self._decide("published")
+        self.published = []
+        for lane, write_id in self._lanes.items():
+            target = self._path("publish") + b"?lane=%d" % lane
+            answer = await self._cluster.call(b"POST", target, headers=JSON, write_id=write_id)
+            for span in read_written(answer.body).published:
+                done = Done(self._outbox.queue, span.lane, span.first_version, span.last_version, write_id)
+                self.published.append(done)
+                self._outbox.seen[span.lane] = max(span.last_version, self._outbox.seen.get(span.lane, 0))
+        return self.published
+
+    async def discard(self) -> None:
+        """Drop it all. May be repeated."""
+        self._decide("discarded")
+        for lane in self._lanes:
+            await self._cluster.call(b"POST", self._path("discard") + b"?lane=%d" % lane, headers=JSON)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._decided:
+            return
+        if error is None:
+            await self.publish()
+            return
+        try:
+            await self.discard()
+        except AvowError as refusal:
+            error.add_note(f"and the staged messages could not be discarded; they expire by themselves: {refusal}")
+
+    def _path(self, what: str) -> bytes:
+        return queue_path(self._outbox.queue, "transactions", self.name, what)
+
+    def _decide(self, decision: str) -> None:
+        if self._decided != decision:
+            self._require_open()
+        self._decided = decision
+
+    def _require_open(self) -> None:
+        if self._decided:
+            raise InvalidRequest(f"transaction {self.name} is {self._decided} already; begin another")
