@@ -5,14 +5,18 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: run test check bench fmt install clean
+.PHONY: run simulate test check bench fmt install clean
 
-run: install            ## the main job: simulate both strategies and say whether the promises held
-	@$(BIN)/avow simulate --strategy two-phase --seeds 600
-	@$(BIN)/avow simulate --strategy pub-sub --seeds 300
+run: install            ## a cluster of three peers, shown live, for the next terminal to try; ARGS="--peers 5"
+	@$(BIN)/avow up $(ARGS)
 
-test: check             ## everything: static checks, then every test
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract tests/simulation tests/e2e
+simulate: install       ## simulate both strategies and say whether the promises held
+	@$(BIN)/avow simulate --strategy two-phase --seeds 600 $(ARGS)
+	@$(BIN)/avow simulate --strategy pub-sub --seeds 300 $(ARGS)
+
+test: check             ## everything: static checks, then every test; what starts processes runs alone
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract tests/simulation
+	@$(BIN)/pytest tests/integration tests/e2e
 
 check: install          ## the fast loop: format, lint, layers, types, unit tests, transcripts
 	@$(BIN)/ruff format --check src tests benchmarks

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from avow.peer.pubsub_queue import PubSubPeer
+from avow.peer.pubsub_run import PubSubPeer
 from avow.peer.queue_lane import QueueLane
 from avow.replication.effects import LaneImage, Persist
 from avow.storage.filestore import FileStore

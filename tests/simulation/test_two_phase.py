@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -20,6 +21,14 @@ def test_every_promise_holds_for_fifty_seeds_from(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         verdict = simulate_two_phase(seed)
         assert not verdict.violation, f"avow simulate --strategy two-phase --seed {seed} --trace: {verdict.violation}"
+
+
+def test_the_weather_merges_writes_and_leaves_peers_with_history_to_copy() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(40_000, 40_040):
+        counts.update(simulate_two_phase(seed).counts)
+    assert counts["merged records applied"] > 20
+    assert counts["histories copied"] > 2
 
 
 @pytest.mark.parametrize("peers", [1, 2, 3, 4, 5, 7])

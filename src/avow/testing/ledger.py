@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from avow.queue import commands
 from avow.queue.outcomes import Outcome
+from avow.wire.batch import Batch, pack_entry
 from avow.wire.messages import Entry, Kind
 
 
@@ -56,7 +57,10 @@ class Rules:
         self.cursors: dict[str, int] = {}
         self.trimmed_to = 0
 
-    def apply(self, entry: Entry) -> Outcome:
+    def apply(self, entry: Entry, writes: list[tuple[bytes, int]]) -> Outcome:
+        """`writes`: (write id, count) of each client's part."""
+        if not entry.write_id and writes:
+            return self._merged(writes)
         known = self.outcomes.get(entry.write_id) if entry.write_id else None
         if known is not None:
             return known
@@ -64,6 +68,13 @@ class Rules:
         if entry.write_id:
             self.outcomes[entry.write_id] = outcome
         return outcome
+
+    def _merged(self, writes: list[tuple[bytes, int]]) -> Outcome:
+        first = self.end + 1
+        for write_id, count in writes:
+            if write_id not in self.outcomes:
+                self.outcomes[write_id] = self._show(count)
+        return Outcome("", first, self.end)
 
     def _take_effect(self, entry: Entry) -> Outcome:
         if entry.kind == Kind.DATA:
@@ -145,27 +156,37 @@ class Ledger:
         self._first_commit(peer, entry, outcome)
 
     def _first_commit(self, peer: int, entry: Entry, outcome: Outcome) -> None:
-        write_id = entry.write_id
-        if write_id and (write_id not in self.asked or self.asked[write_id].kind != entry.kind):
-            raise Violation("phantom", f"position {entry.position} holds {write_id!r}, which nobody wrote")
-        if entry.kind in (Kind.DATA, Kind.STAGE) and not write_id:
-            raise Violation("phantom", f"position {entry.position} holds messages without a writer")
+        writes = _writes_in(entry)
+        self._check_asked(entry, writes)
         if not self._stored_by_quorum(peer, entry):
             raise Violation("not stored", f"peer {peer} committed {entry.position} without a quorum of durable copies")
-        repeated = write_id in self.rules.outcomes
+        repeated = {write_id for write_id, _ in writes if write_id in self.rules.outcomes}
         before = self.rules.end
-        concluded = self.rules.apply(entry)
+        concluded = self.rules.apply(entry, writes)
         if concluded != outcome:
             raise Violation("agreement", f"position {entry.position}: peer concludes {outcome}, the rules {concluded}")
-        if repeated and self.rules.end != before:
-            raise Violation("twice", f"{write_id!r} took effect again at position {entry.position}")
-        if write_id in self.refused and not repeated and not outcome.code:
-            raise Violation("refused happened", f"{write_id!r} at position {entry.position}")
-        expected = self.asked[write_id].expected if write_id else -1
-        if expected >= 0 and not repeated and not outcome.code and outcome.first_version != expected + 1:
-            raise Violation("expected", f"{write_id!r} expected {expected}, got version {outcome.first_version}")
+        if len(repeated) == len(writes) > 0 and self.rules.end != before:
+            raise Violation("twice", f"{entry.write_id!r} took effect again at position {entry.position}")
+        for write_id, _ in writes:
+            if write_id not in repeated:
+                self._check_effect(write_id, entry.position, self.rules.outcomes[write_id])
         self.entries.append(entry)
         self.outcomes.append(outcome)
+
+    def _check_asked(self, entry: Entry, writes: list[tuple[bytes, int]]) -> None:
+        for write_id, count in writes:
+            asked = self.asked.get(write_id)
+            if asked is None or (asked.kind, asked.count) != (entry.kind, count):
+                raise Violation("phantom", f"position {entry.position} holds {write_id!r}, which nobody wrote")
+        if entry.kind in (Kind.DATA, Kind.STAGE) and not writes:
+            raise Violation("phantom", f"position {entry.position} holds messages without a writer")
+
+    def _check_effect(self, write_id: bytes, position: int, outcome: Outcome) -> None:
+        if write_id in self.refused and not outcome.code:
+            raise Violation("refused happened", f"{write_id!r} at position {position}")
+        expected = self.asked[write_id].expected
+        if expected >= 0 and not outcome.code and outcome.first_version != expected + 1:
+            raise Violation("expected", f"{write_id!r} expected {expected}, got version {outcome.first_version}")
 
     # ------------------------------------------------------------------ what clients were told
 
@@ -214,3 +235,23 @@ class Ledger:
     def restarted(self, peer: int) -> None:
         for key in [key for key in self._cursors if key[0] == peer]:
             del self._cursors[key]
+
+
+def value_of(write_id: bytes, number: int) -> bytes:
+    """What the message with this number in a mergeable write says."""
+    return b"%s/%d" % (write_id, number)
+
+
+def _writes_in(entry: Entry) -> list[tuple[bytes, int]]:
+    """(write id, count) of each client's part of an entry. Those of a merged one hold what their clients wrote."""
+    if entry.write_id:
+        return [(entry.write_id, entry.count)]
+    if entry.kind != Kind.DATA:
+        return []
+    batch = Batch(pack_entry(entry))
+    values = batch.values()
+    for write_id, first, count in batch.writes():
+        held = [bytes(value) for value in values[first : first + count]]
+        if held != [value_of(write_id, number) for number in range(count)]:
+            raise Violation("phantom", f"position {entry.position} holds {held} for {write_id!r}")
+    return [(write_id, count) for write_id, _, count in batch.writes() if write_id]

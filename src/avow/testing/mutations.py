@@ -7,12 +7,18 @@ here is reachable from a peer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from avow.peer.answers import Refusal
-from avow.peer.lane import Asker
+from avow.peer.lane import Waiting, Write
+from avow.peer.lane_reads import Asker
+from avow.peer.merging import UNMERGEABLE, shape_of
 from avow.peer.queue_lane import QueueLane
 from avow.queue.commands import CursorCommand
+from avow.queue.ledger import Writes
 from avow.queue.outcomes import Outcome
 from avow.queue.projection import Refusal as Foreseen
+from avow.queue.state import QueueState
 from avow.queue.subscribers import Subscribers
 from avow.queue.write_ids import Recent
 from avow.replication.effects import Effects, SaveSnapshot, SaveState
@@ -25,7 +31,7 @@ from avow.testing.hunt import Mutation
 from avow.testing.naive import NaiveSimulation
 from avow.testing.two_phase import TwoPhaseSimulation
 from avow.testing.world import AckBeforeSyncWorld, Machine, World
-from avow.wire.messages import Install, Snapshot
+from avow.wire.messages import Entry, Install, Snapshot
 
 # ------------------------------------------------------------------ worlds
 
@@ -161,7 +167,7 @@ class RefuseWhatIsUnknown(QueueLane):
     def _role_changed(self, ballot: int) -> None:
         writers, self._writers = self._writers, {}
         for waiting in writers.values():
-            for asker in waiting:
+            for asker, _ in waiting:
                 self._answer(asker, Refusal("ALREADY_DECIDED"))
         super()._role_changed(ballot)
 
@@ -173,7 +179,8 @@ class AnswerWhenStored(QueueLane):
         super().persisted(ticket)
         for position in [p for p in self._writers if p <= self.core.persisted_end]:
             entry = self.core.log.entry(position)
-            self._tell(self._writers.pop(position), Outcome("", self.state.end + 1, self.state.end + entry.count))
+            outcome = Outcome("", self.state.end + 1, self.state.end + entry.count)
+            self._tell(self._writers.pop(position), outcome, merged=False)
 
 
 class CommittedEndOnly(QueueLane):
@@ -193,6 +200,9 @@ class _NoMemory(Recent[Outcome]):
     def remember(self, key: bytes, value: Outcome) -> None:
         """Forgets at once."""
 
+    def remember_all(self, keys: Sequence[bytes], new: Iterable[Outcome]) -> None:
+        """Likewise."""
+
 
 class ForgetWriteIds(QueueLane):
     """A repeated write id is a new write."""
@@ -204,6 +214,48 @@ class ForgetWriteIds(QueueLane):
     def _foresee(self, write):  # type: ignore[no-untyped-def]
         found = super()._foresee(write)
         return found if isinstance(found, Foreseen) else None
+
+
+class OldRetriesAreNew(QueueLane):
+    """A write id that may have been forgotten is taken for one that was never seen."""
+
+    def _would_know(self, write: Write, now: float) -> bool:  # noqa: ARG002
+        return True
+
+
+class OneOutcomeForAll(QueueLane):
+    """Writers of a merged record hear of the whole record."""
+
+    def _tell(self, waiting: list[Waiting], outcome: Outcome, *, merged: bool) -> None:  # noqa: ARG002
+        super()._tell(waiting, outcome, merged=False)
+
+
+class UncheckedMerge(QueueLane):
+    """Whether a write id is known is not asked before it is merged. Harmless by itself: applying asks again."""
+
+    def _foresee(self, write):  # type: ignore[no-untyped-def]
+        return None if shape_of(write) != UNMERGEABLE else super()._foresee(write)
+
+
+class _ShowsAll(QueueState):
+    def _show_unknown(self, entry: Entry, writes: Writes) -> None:  # noqa: ARG002
+        self._show(entry.position, 0, entry.count)
+
+
+class MergedTwice(UncheckedMerge):
+    """A merged record is shown whole, known write ids and all."""
+
+    def _restore(self, snapshot: bytes) -> None:
+        super()._restore(snapshot)
+        self.state = _ShowsAll.restore(snapshot) if snapshot else _ShowsAll(bounds=self._bounds)
+
+
+class WholeAtOnce(QueueLane):
+    """A peer that was given a snapshot passes for one that has everything."""
+
+    def _jumped(self) -> None:
+        super()._jumped()
+        self._backfill.busy = False
 
 
 class _LastCursorWins(Subscribers):
@@ -263,6 +315,10 @@ TWO_PHASE_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("refusal not confirmed", "NOT_EQUAL by a coordinator that was replaced", _with_lane(UnconfirmedRefusal)),
     Mutation("expected against the committed end", "entries in flight do not count", _with_lane(CommittedEndOnly)),
     Mutation("write ids forgotten", "a retry is a new write", _with_lane(ForgetWriteIds)),
+    Mutation("an old retry is a new write", "its write id may be forgotten", _with_lane(OldRetriesAreNew)),
+    Mutation("merged writes share one outcome", "each hears of the whole record", _with_lane(OneOutcomeForAll)),
+    Mutation("merged and shown twice", "a known write id in a merged record counts again", _with_lane(MergedTwice)),
+    Mutation("whole at once", "a snapshot is taken for the messages before it", _with_lane(WholeAtOnce)),
     Mutation(
         "cursors go back", "a subscriber's cursor takes the last value, not the highest", _with_lane(CursorsGoBack)
     ),

@@ -10,8 +10,9 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from avow.limits import WRITE_ID_WINDOW_COUNT
 from avow.replication.tuning import Tuning
 
 MS: Final = 0.001
@@ -42,6 +43,8 @@ class Plan(Struct, frozen=True):
     beat_s: float
     claim_s: float
     claim_jitter_s: float  # the less, the more claims cross each other
+    memory_entries: int  # of a lane's log; older ones are read from storage. 0: storage is not read at all
+    write_ids: int  # how many a lane remembers
 
     @property
     def tuning(self) -> Tuning:
@@ -76,16 +79,16 @@ _STORM_EXTRAS: Final = ((), ("members",) * 5, ("damage",) * 4, ("blink",) * 4)
 _STORM: Final = ("crash", "blink", "blink", "isolate", "isolate", "split", "split", "one-way", "pause")
 
 
-def draw_plan(seed: int, *, peers: int = 0) -> Plan:
-    """The plan of a seed. `peers` 0: three or five, as the seed says."""
+def draw_plan(seed: int, *, peers: int = 0, storm: bool = False) -> Plan:
+    """The plan of a seed. `peers` 0: three or five, as the seed says; `storm`: in any case, not in one of two."""
     rng = Random(seed * 2 + 1)
     size = peers or (3 if rng.random() < 0.6 else 5)
     quiet = rng.random() < 0.1  # no fault at all: what goes wrong then is plain wrong
-    stormy = rng.random() < 0.5  # one coordinator after the other: take-over logs in small pieces, cut short
+    stormy = rng.random() < 0.5 or storm  # one coordinator after the other: take-over logs in small pieces, cut short
     kinds = _STORM if stormy else tuple(kind for kind in FAULTS if kind in _ALWAYS or rng.random() < 0.45)
     if stormy:
         kinds = (*kinds, *rng.choice(_STORM_EXTRAS))
-    return Plan(
+    plan = Plan(
         seed=seed,
         peers=size,
         spare_peers=2 if size == 3 and "members" in kinds else 0,
@@ -109,4 +112,19 @@ def draw_plan(seed: int, *, peers: int = 0) -> Plan:
         beat_s=0.01 if stormy else rng.choice((0.02, 0.05)),
         claim_s=rng.choice((0.03, 0.06)) if stormy else rng.choice((0.1, 0.3)),
         claim_jitter_s=rng.choice((0.005, 0.03)) if stormy else rng.choice((0.1, 0.3)),
+        memory_entries=rng.choice((0, 0, 1, 4) if stormy else (0, 1, 4, 12)),
+        write_ids=WRITE_ID_WINDOW_COUNT,
+    )
+    return forgetful(plan, rng) if rng.random() < 0.2 else plan
+
+
+def forgetful(plan: Plan, rng: Random) -> Plan:
+    """The same with a lane that soon forgets write ids.
+
+    What a peer knows of its memory it knows by its clock, and a message that was on its way for longer than a memory
+    lasts cannot be told from a new one. So there is nothing here that holds messages up or lets clocks run apart.
+    """
+    faults = tuple(kind for kind in plan.faults if kind not in ("pause", "clock jump"))
+    return structs.replace(
+        plan, write_ids=rng.choice((16, 40)), faults=faults, straggler=0.0, drift=0.0, delay_s=min(plan.delay_s, 8 * MS)
     )

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from avow.ids import REPAIRING
 from avow.peer.metadata_lane import METADATA_LANE, founding_snapshot
-from avow.peer.pubsub_queue import PubSubPeer
+from avow.peer.pubsub_book import PubSubBounds
+from avow.peer.pubsub_run import PubSubPeer
 from avow.queue.commands import QueueCommand
 from avow.queue.outcomes import Outcome
 from avow.replication.effects import LaneImage, SaveSnapshot
@@ -47,7 +48,8 @@ class PubSubSimulation(Simulation[PubSubPeer]):
 
     def __init__(self, plan: Plan, *, tracing: bool = False) -> None:
         voters = tuple(range(1, plan.peers + 1))
-        self.ledger = PubSubLedger(self._holders, voters=voters)
+        self.bounds, self.trims = draw_bounds(plan.seed)
+        self.ledger = PubSubLedger(self._holders, voters=voters, write_ids=self.bounds.write_ids)
         founding = founding_snapshot(voters, (QueueCommand("create", QUEUE, "pub-sub"),))
         super().__init__(
             plan, ledger=self.ledger, founding=SaveSnapshot(METADATA_LANE, founding, reset=True), tracing=tracing
@@ -55,10 +57,18 @@ class PubSubSimulation(Simulation[PubSubPeer]):
 
     def _clients(self) -> PubSubDriver:
         clients = [
-            PubSubClient(number=number, operations=self.plan.ops_per_client, rng=self.world.rng, ledger=self.ledger)
+            PubSubClient(
+                number=number,
+                operations=self.plan.ops_per_client,
+                rng=self.world.rng,
+                ledger=self.ledger,
+                trims=self.trims,
+            )
             for number in range(1, self.plan.clients + 1)
         ]
-        return PubSubDriver(self.world, clients, addresses=self._addresses)
+        driver = PubSubDriver(self.world, clients, addresses=self._addresses)
+        driver.ledger = self.ledger
+        return driver
 
     @staticmethod
     def draw(seed: int) -> Plan:
@@ -73,10 +83,13 @@ class PubSubSimulation(Simulation[PubSubPeer]):
             tuning=self.plan.tuning,
             now=machine.clock(world.now),
             snapshot_every=self.plan.snapshot_every,
+            read=partial(_read, machine),
+            bounds=self.bounds,
         )
+        peer.queue.on_started = partial(self.ledger.started, machine.number)
         peer.metadata.on_applied = partial(self._applied, machine, peer)
-        peer.on_readable = partial(self.ledger.readable, machine.number)
-        peer.on_accepted = self.ledger.accepted
+        peer.queue.on_readable = partial(self.ledger.readable, machine.number)
+        peer.queue.on_accepted = self.ledger.accepted
         return peer
 
     def _applied(self, machine: Machine[PubSubPeer], peer: PubSubPeer, entry: Entry, outcome: Outcome) -> None:
@@ -155,7 +168,7 @@ class PubSubSimulation(Simulation[PubSubPeer]):
             return "no coordinator of the metadata lane"
         end = leading.metadata.core.log.end
         peers = [self.world.machines[number].replica for number in leading.metadata.core.members.voters]
-        shown = {number: len(lane.entries) for number, lane in self.ledger.lanes.items()}
+        shown = {number: len(lane.entries) for number, lane in self.ledger.lanes.items() if not lane.forgotten}
         for peer in peers:
             if peer is None or not peer.open_lane:
                 return "a peer has no open lane"
@@ -166,7 +179,8 @@ class PubSubSimulation(Simulation[PubSubPeer]):
             if peer.core.statistics()["in_flight"]:
                 return f"peer {peer.me} has entries that are not committed"
         owned = {peer.open_lane for peer in peers if peer is not None}
-        orphans = [lane.number for lane in self.ledger.lanes.values() if lane.end < 0 and lane.number not in owned]
+        undecided = [lane.number for lane in self.ledger.lanes.values() if lane.end < 0 and not lane.forgotten]
+        orphans = [number for number in undecided if number not in owned]
         return f"lanes {orphans} have no owner and no end" if orphans else ""
 
     def _compare_states(self) -> None:
@@ -180,6 +194,15 @@ class PubSubSimulation(Simulation[PubSubPeer]):
                 raise Violation("agreement", f"the metadata of peers {leading.me} and {number} differs at the end")
             if peer is not None and peer.readable != leading.readable:
                 raise Violation("agreement", f"peers {leading.me} and {number} show different versions at the end")
+            if peer is not None:
+                self._compare_ends(peer)
+
+    def _compare_ends(self, peer: PubSubPeer) -> None:
+        for lane in self.ledger.lanes.values():
+            if lane.end >= 0 and not lane.forgotten and (held := peer.core.end_of(lane.number)) != lane.end:
+                raise Violation(
+                    "agreement", f"peer {peer.me} holds {held} of lane {lane.number}, which ended at {lane.end}"
+                )
 
     def _why_not(self) -> str:
         waiting = [client.number for client in self.driver.clients if not client.finished]
@@ -206,8 +229,29 @@ def _is_damaged(machine: Machine[PubSubPeer]) -> bool:
 
 def _is_not_whole(number: int, image: LaneImage) -> bool:
     if number != METADATA_LANE and image.decided_end >= 0:
-        return len(image.entries) < image.decided_end
+        base = image.snapshot.position if image.snapshot is not None else 0
+        return base + len(image.entries) < image.decided_end
     return image.damaged_from > 0 or image.stamped == REPAIRING
+
+
+def _read(machine: Machine[PubSubPeer], lane: int, after: int, max_entries: int) -> list[Entry]:
+    return machine.store.read(lane, after=after, max_entries=max_entries, max_bytes=1 << 20)
+
+
+def draw_bounds(seed: int) -> tuple[PubSubBounds, bool]:
+    """What a peer keeps of a lane in this seed, and whether its clients trim. Tiny more often than not."""
+    rng = Random(seed * 3 + 2)
+    if rng.random() < 0.25:
+        return PubSubBounds(), rng.random() < 0.3
+    bounds = PubSubBounds(
+        memory_entries=rng.choice((1, 4, 12)),
+        memory_bytes=rng.choice((64, 4096)),
+        write_ids=rng.choice((10, 20, 1000)),
+        snapshot_entries=rng.choice((2, 5, 20)),
+        snapshot_bytes=rng.choice((64, 4096)),
+        snapshot_bytes_per_entry=1000,
+    )
+    return bounds, rng.random() < 0.6
 
 
 def draw_pubsub_plan(seed: int, *, peers: int = 0) -> Plan:

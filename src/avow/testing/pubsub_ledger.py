@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping
 
 from avow.queue import commands
 from avow.queue.outcomes import Outcome
-from avow.testing.ledger import Violation
+from avow.testing.ledger import Violation, value_of
+from avow.wire.batch import Batch, pack_entry
 from avow.wire.messages import Entry, Kind
 
 Holders = Callable[[int, int, Entry | None], set[int]]  # lane, position, entry -> peers that have it on disk
@@ -31,7 +32,18 @@ Holders = Callable[[int, int, Entry | None], set[int]]  # lane, position, entry 
 class LaneRecord:
     """What the whole cluster has shown of one lane."""
 
-    __slots__ = ("committed_to", "end", "entries", "epoch", "number", "run", "versions", "voters")
+    __slots__ = (
+        "committed_to",
+        "end",
+        "entries",
+        "epoch",
+        "forgotten",
+        "number",
+        "run",
+        "trimmed_to",
+        "versions",
+        "voters",
+    )
 
     def __init__(self, number: int, *, run: tuple[int, int], voters: tuple[int, ...], epoch: int) -> None:
         self.number, self.run, self.voters, self.epoch = number, run, voters, epoch
@@ -39,20 +51,25 @@ class LaneRecord:
         self.versions = [0]  # by position
         self.committed_to = 0
         self.end = -1
+        self.trimmed_to = 0  # version
+        self.forgotten = False
 
 
 class PubSubLedger:
-    def __init__(self, holders: Holders, *, voters: tuple[int, ...]) -> None:
+    def __init__(self, holders: Holders, *, voters: tuple[int, ...], write_ids: int) -> None:
         self._holders = holders
+        self.write_ids = write_ids  # as many a peer remembers of a lane
         self.lanes: dict[int, LaneRecord] = {}
         self.asked: dict[bytes, int] = {}  # write id -> count
-        self.where: dict[bytes, tuple[int, int]] = {}  # write id -> lane, position
+        self.where: dict[bytes, tuple[int, int, int]] = {}  # write id -> lane, first version, last version
         self.acked: dict[bytes, tuple[int, int, int]] = {}  # write id -> lane, first version, last version
         self.acknowledged = 0
         self.refused: set[tuple[int, bytes]] = set()
         self._metadata: dict[int, tuple[Entry, Outcome]] = {}
         self._metadata_end = 0
         self._voters, self._epoch = voters, 0
+        self._last_number = 1  # the queue's own
+        self._trims: dict[bytes, Outcome] = {}  # by write id
         self._shown: dict[tuple[int, int], int] = {}  # (peer, lane) -> position, in the peer's present run
         self._cursors: dict[tuple[int, str], dict[int, int]] = {}
 
@@ -82,6 +99,8 @@ class PubSubLedger:
             self._ended(command, outcome)
         elif isinstance(command, commands.MembersCommand):
             self._members(command, outcome)
+        elif isinstance(command, commands.LaneTrimCommand):
+            self._trimmed(command, outcome, entry.write_id)
         elif outcome.code:
             raise Violation("agreement", f"metadata {position}: {command} was concluded with {outcome}")
 
@@ -94,7 +113,8 @@ class PubSubLedger:
         elif command.peer not in self._voters or run[1] < latest:
             expected = Outcome("INVALID_REQUEST")
         else:
-            number = len(self.lanes) + 1
+            self._last_number += 1
+            number = self._last_number
             self.lanes[number] = LaneRecord(number, run=run, voters=self._voters, epoch=self._epoch)
             expected = Outcome("", number, number)
         if outcome != expected:
@@ -102,28 +122,72 @@ class PubSubLedger:
 
     def _ended(self, command: commands.LaneEndCommand, outcome: Outcome) -> None:
         lane = self.lanes[command.lane]
+        if lane.forgotten:
+            return
         if lane.end < 0:
             lane.end = command.end
             shown = max(len(lane.entries), lane.committed_to)
             if shown > lane.end:
                 raise Violation("lost", f"lane {lane.number} ends at {lane.end}, but {shown} was committed")
-            if lane.end:
+            if lane.end and not self._removed(lane, lane.end):
                 self._check_quorum(lane.number, lane.end, None, lane.voters)
         expected = Outcome("" if command.end == lane.end else "LANE_ENDED", 0, lane.end)
         if outcome != expected:
             raise Violation("agreement", f"the end of lane {lane.number} was concluded {outcome}, not {expected}")
 
+    def _trimmed(self, command: commands.LaneTrimCommand, outcome: Outcome, write_id: bytes) -> None:
+        """Simulated clients trim what they were shown, so never more than is there."""
+        lane = self.lanes[command.lane]
+        expected = self._trims.get(write_id)
+        if expected is None and lane.forgotten:
+            expected = Outcome("INVALID_REQUEST")
+        elif expected is None:
+            before, lane.trimmed_to = lane.trimmed_to, max(lane.trimmed_to, command.upto_version)
+            lane.forgotten = lane.end >= 0 and self._removed(lane, lane.end)
+            expected = Outcome("", before + 1, lane.trimmed_to)
+        self._trims[write_id] = expected
+        if outcome != expected:
+            raise Violation("agreement", f"{command} was concluded with {outcome}, not {expected}")
+
+    @staticmethod
+    def _removed(lane: LaneRecord, position: int) -> bool:
+        return position < len(lane.versions) and lane.versions[position] <= lane.trimmed_to
+
     def _members(self, command: commands.MembersCommand, outcome: Outcome) -> None:
         voters = tuple(sorted(command.voters))
         if voters == self._voters:
             return
-        older = [lane.number for lane in self.lanes.values() if lane.end < 0 and lane.epoch < self._epoch]
+        older = [
+            lane.number
+            for lane in self.lanes.values()
+            if lane.end < 0 and lane.epoch < self._epoch and not lane.forgotten
+        ]
         if older or outcome.code:
             raise Violation("membership", f"{command} was stored while lanes {older} were open: {outcome}")
         self._voters = voters
         self._epoch += 1
 
     # ------------------------------------------------------------------ the lanes
+
+    def started(self, peer: int, number: int, position: int, version: int) -> None:
+        """A peer goes on from a snapshot of its own, or behind what was removed: it must count as the others do."""
+        lane = self.lanes[number]
+        if position > len(lane.entries) or lane.versions[position] != version:
+            raise Violation("agreement", f"peer {peer} starts lane {number} at {position} with version {version}")
+        shown = self._shown.get((peer, number))
+        if shown is not None and not self._removed(lane, position):
+            raise Violation("monotonic", f"peer {peer} showed lane {number} to {shown} and goes on after {position}")
+        self._shown[peer, number] = position
+
+    def served(self, number: int, entry: Entry, *, offset: int, first_version: int, count: int) -> None:
+        """A reader was given this part of an entry."""
+        lane = self.lanes[number]
+        position = entry.position
+        if position > len(lane.entries) or lane.entries[position - 1] != entry:
+            raise Violation("phantom", f"lane {number}: a reader was given {entry}")
+        before = lane.versions[position - 1]
+        if first_version != before + offset + 1 or offset + count > entry.count:
+            raise Violation("agreement", f"lane {number}: {first_version} is not message {offset} of {entry}")
 
     def readable(self, peer: int, number: int, after: int, entries: list[Entry]) -> None:
         """A peer shows these entries of a lane from now on."""
@@ -160,16 +224,25 @@ class PubSubLedger:
             raise Violation("not stored", f"lane {lane} at {position} counts as committed; only {holders} hold it")
 
     def _first_shown(self, lane: LaneRecord, position: int, entry: Entry) -> None:
-        write_id = entry.write_id
-        here = (lane.number, position)
-        if entry.position != position or self.asked.get(write_id) != entry.count:
-            raise Violation("phantom", f"lane {lane.number} at {position}: nobody wrote {entry}")
+        first = lane.versions[-1] + 1
+        lane.entries.append(entry)
+        lane.versions.append(first + entry.count - 1)
+        if entry.position != position:
+            raise Violation("phantom", f"lane {lane.number} at {position}: {entry}")
+        for write_id, count in writes_in(entry):
+            self._first_write(lane.number, write_id, first, count)
+            first += count
+        if first != lane.versions[-1] + 1:
+            raise Violation("phantom", f"lane {lane.number} at {position}: some messages of {entry} are nobody's")
+
+    def _first_write(self, lane: int, write_id: bytes, first: int, count: int) -> None:
+        here = (lane, first, first + count - 1)
+        if self.asked.get(write_id) != count:
+            raise Violation("phantom", f"{here}: nobody wrote {write_id!r} with {count} messages")
         if self.where.setdefault(write_id, here) != here:
             raise Violation("twice", f"{write_id!r} is readable at {self.where[write_id]} and at {here}")
-        if (lane.number, write_id) in self.refused:
+        if (lane, write_id) in self.refused:
             raise Violation("refused happened", f"{write_id!r} at {here}")
-        lane.entries.append(entry)
-        lane.versions.append(lane.versions[-1] + entry.count)
         if write_id in self.acked:
             self._check_acked(write_id)
 
@@ -185,15 +258,18 @@ class PubSubLedger:
             self._check_acked(write_id)
 
     def _check_acked(self, write_id: bytes) -> None:
-        lane, position = self.where[write_id]
-        versions = self.lanes[lane].versions
-        found = (lane, versions[position - 1] + 1, versions[position])
-        if found != self.acked[write_id]:
-            raise Violation("lost", f"{write_id!r} was acknowledged as {self.acked[write_id]}; it is at {found}")
+        found, told = self.where[write_id], self.acked[write_id]
+        if found != told:
+            raise Violation("lost", f"{write_id!r} was acknowledged as {told}; it is at {found}")
+
+    def beyond_knowing(self, number: int) -> bool:
+        """What became of a write to this lane may be a question nobody can answer any more."""
+        lane = self.lanes[number]
+        return lane.forgotten or lane.trimmed_to > 0 or lane.versions[-1] > self.write_ids
 
     def refuse(self, write_id: bytes, *, lane: int) -> None:
         """The client was told that this write is not in the lane and never will be."""
-        if self.where.get(write_id, (0, 0))[0] == lane:
+        if self.where.get(write_id, (0,))[0] == lane:
             raise Violation("refused happened", f"{write_id!r} was refused in lane {lane}, which holds it")
         self.refused.add((lane, write_id))
 
@@ -202,13 +278,14 @@ class PubSubLedger:
             if version > self.lanes[lane].versions[-1]:
                 raise Violation("phantom", f"a {level} read saw version {version} of lane {lane}")
         for lane, version in floor.items():
-            if versions.get(lane, 0) < version:
+            if versions.get(lane, 0) < version and not self.lanes[lane].forgotten:
                 raise Violation("real time", f"a {level} read saw {versions}; the reader had been at {floor}")
 
     def cursor(self, peer: int, name: str, versions: dict[int, int]) -> None:
         """A subscriber's cursor as one run of a peer shows it."""
         before = self._cursors.get((peer, name), {})
-        if any(versions.get(lane, 0) < version for lane, version in before.items()):
+        kept = {lane: version for lane, version in before.items() if not self.lanes[lane].forgotten}
+        if any(versions.get(lane, 0) < version for lane, version in kept.items()):
             raise Violation("monotonic", f"cursor {name} at peer {peer} went from {before} back to {versions}")
         self._cursors[peer, name] = versions
 
@@ -222,5 +299,18 @@ class PubSubLedger:
         if missing:
             raise Violation("lost", f"{missing} were acknowledged and nobody shows them")
         for lane in self.lanes.values():
-            if lane.end >= 0 and lane.end != len(lane.entries):
+            if lane.end >= 0 and lane.end != len(lane.entries) and not lane.forgotten:
                 raise Violation("lost", f"lane {lane.number} ends at {lane.end}; {len(lane.entries)} are readable")
+
+
+def writes_in(entry: Entry) -> list[tuple[bytes, int]]:
+    """(write id, count) of each write of an entry. Those of a merged one hold what their clients wrote."""
+    if entry.write_id:
+        return [(entry.write_id, entry.count)]
+    batch = Batch(pack_entry(entry))
+    values = batch.values()
+    for write_id, first, count in batch.writes():
+        held = [bytes(value) for value in values[first : first + count]]
+        if held != [value_of(write_id, number) for number in range(count)]:
+            raise Violation("phantom", f"position {entry.position} holds {held} for {write_id!r}")
+    return [(write_id, count) for write_id, _, count in batch.writes()]

@@ -12,10 +12,12 @@ from collections.abc import Container, Iterable, Sequence
 
 from avow.errors import LaneEnded
 from avow.peer.answers import Refusal
-from avow.peer.lane import TwoPhaseLane
+from avow.peer.lane import TwoPhaseLane, Write
 from avow.peer.metadata_lane import MetadataLane
-from avow.peer.pubsub_queue import PubSubPeer
-from avow.replication.effects import Effects, LaneImage, Persist, SaveFence, SaveTrim
+from avow.peer.pubsub_book import LaneBook
+from avow.peer.pubsub_queue import PubSubQueue
+from avow.peer.pubsub_run import PubSubPeer
+from avow.replication.effects import Effects, LaneImage, Persist, SaveFence, SaveSnapshot, SaveTrim
 from avow.replication.membership import Members
 from avow.replication.pubsub.core import PubSubCore
 from avow.replication.pubsub.lane import Lane
@@ -23,7 +25,7 @@ from avow.replication.pubsub.settle import Settlement
 from avow.testing.hunt import Mutation
 from avow.testing.pubsub import PubSubSimulation
 from avow.testing.world import AckBeforeSyncWorld, World
-from avow.wire.messages import Entry
+from avow.wire.messages import Entry, Snapshot
 
 # ------------------------------------------------------------------ cores
 
@@ -140,8 +142,8 @@ class RunNotDurable(PubSubPeer):
 
     def drain(self) -> Effects | None:
         if self._starting:
-            self.running, self._starting = True, 0
             self._late, self._saves = self._saves, []
+            self._run_is_durable(self._starting)
         effects = super().drain()
         self._drains_left -= 1
         if effects is not None and effects.ticket and self._drains_left < 0:
@@ -149,22 +151,22 @@ class RunNotDurable(PubSubPeer):
         return effects
 
 
-class RetryIsANewWrite(PubSubPeer):
+class RetryIsANewWrite(PubSubQueue):
     def _find_mine(self, lane: int, write_id: bytes) -> int:  # noqa: ARG002
         return 0
 
 
-class AbsenceIsRefusal(PubSubPeer):
+class AbsenceIsRefusal(PubSubQueue):
     """A lookup takes "not in my copy" for "not in the lane"."""
 
-    def lookup(self, request: int, lane: int, write_id: bytes) -> None:
-        if lane in self._versions and self.core.find(lane, write_id) is None:
+    def lookup(self, request: int, lane: int, write_id: bytes, *, since: int = 0) -> None:
+        if lane in self._books and self._books[lane].window.find(write_id) is None:
             self.answers.append((request, Refusal(LaneEnded.code)))
         else:
-            super().lookup(request, lane, write_id)
+            super().lookup(request, lane, write_id, since=since)
 
 
-class AnswerWhenStored(PubSubPeer):
+class AnswerWhenStored(PubSubQueue):
     """The owner acknowledges what its own disk holds."""
 
     def persisted(self, ticket: int) -> None:
@@ -172,6 +174,47 @@ class AnswerWhenStored(PubSubPeer):
         lane = self.core.own_lane
         if lane is not None:
             self._accepted(lane, self.core._lanes[lane].durable)
+
+
+class ForgottenIsAbsent(PubSubQueue):
+    """A lookup takes "not among the ids I remember" for "not in the lane"."""
+
+    def _refuse_absent(self, request: int, lane: int, *, since: int) -> None:  # noqa: ARG002
+        self.answers.append((request, Refusal(LaneEnded.code)))
+
+
+class LateRetryIsNew(PubSubQueue):
+    """An owner that has forgotten ids takes every id it does not know for a new one."""
+
+    def _is_new(self, lane: int, write: Write, since: int) -> bool:  # noqa: ARG002
+        return True
+
+
+class StartAnywhere(PubSubQueue):
+    """Asked for what was removed, a peer lets others start at its own last entry, removed or not."""
+
+    def _start_of(self, lane: int) -> tuple[int, bytes] | None:
+        book = self._books[lane]
+        if not book.index.trimmed_to:
+            return None
+        late = LaneBook(self.bounds)
+        late.shown, late.index.end = book.shown, book.index.end
+        late.index.trimmed_to = late.window.forgotten_to = book.index.end
+        return book.shown, late.snapshot()
+
+
+class SnapshotAhead(PubSubQueue):
+    """A snapshot says that everything this copy holds is committed."""
+
+    def _keep(self, lane: int, book: LaneBook) -> None:
+        copy = self.core._lanes[lane]
+        if book.due and copy.durable > book.shown and self._extend(lane, copy.durable):
+            ahead = LaneBook.restore(book.snapshot(), self.bounds)
+            ahead.extend(copy.entries[book.shown - copy.base : copy.durable - copy.base])
+            ahead.show(copy.entries[book.shown - copy.base : copy.durable - copy.base])
+            snapshot = Snapshot(ahead.shown, 0, copy.voters, (), ahead.snapshot())
+            self.core._save(copy, SaveSnapshot(lane, snapshot, reset=False))
+        super()._keep(lane, book)
 
 
 class MembersUnguarded(MetadataLane):
@@ -184,7 +227,11 @@ class MembersUnguardedPeer(PubSubPeer):
 
 
 def _with_core(core: type[PubSubCore]) -> type[PubSubSimulation]:
-    return _with_peer(type(f"{core.__name__}Peer", (PubSubPeer,), {"core_class": core}))
+    return _with_queue(type(f"{core.__name__}Queue", (PubSubQueue,), {"core_class": core}))
+
+
+def _with_queue(queue: type[PubSubQueue]) -> type[PubSubSimulation]:
+    return _with_peer(type(f"{queue.__name__}Peer", (PubSubPeer,), {"queue_class": queue}))
 
 
 def _with_peer(peer: type[PubSubPeer]) -> type[PubSubSimulation]:
@@ -213,8 +260,16 @@ PUBSUB_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("readable when stored", "entries are shown before a quorum has them", _with_core(ReadableWhenStored)),
     Mutation("own copy counted early", "the owner counts what it has not synced", _with_core(CountOwnBeforeSync)),
     Mutation("run not durable", "a lane is opened under a number that may be lost", _with_peer(RunNotDurable)),
-    Mutation("answer when stored here", "one disk is enough", _with_peer(AnswerWhenStored)),
-    Mutation("retry is a new write", "the owner does not look for the write id", _with_peer(RetryIsANewWrite)),
-    Mutation("absence is refusal", "a lookup concludes from a copy that is not complete", _with_peer(AbsenceIsRefusal)),
+    Mutation("answer when stored here", "one disk is enough", _with_queue(AnswerWhenStored)),
+    Mutation("retry is a new write", "the owner does not look for the write id", _with_queue(RetryIsANewWrite)),
+    Mutation(
+        "absence is refusal", "a lookup concludes from a copy that is not complete", _with_queue(AbsenceIsRefusal)
+    ),
+    Mutation(
+        "forgotten is absent", "an id that left the window counts as never written", _with_queue(ForgottenIsAbsent)
+    ),
+    Mutation("late retry is new", "an owner that forgot ids stores a write twice", _with_queue(LateRetryIsNew)),
+    Mutation("start anywhere", "a late copy jumps over entries that were not removed", _with_queue(StartAnywhere)),
+    Mutation("snapshot ahead", "a snapshot covers entries that may not be committed", _with_queue(SnapshotAhead)),
     Mutation("members unguarded", "voters change while older lanes are open", _with_peer(MembersUnguardedPeer)),
 )

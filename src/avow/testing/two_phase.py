@@ -6,8 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Final
 
+from msgspec.structs import replace
+
+from avow.errors import StorageDamaged
 from avow.ids import REPAIRING
-from avow.peer.queue_lane import QueueLane
+from avow.limits import ENQUEUE_SIZE_BYTES_MAX, WRITE_ID_WINDOW_COUNT
+from avow.peer.queue_lane import HISTORY, QueueLane
+from avow.queue.ledger import Bounds
 from avow.queue.outcomes import Outcome
 from avow.replication.effects import LaneImage, SaveSnapshot
 from avow.replication.membership import Members
@@ -22,20 +27,26 @@ from avow.testing.world import Machine, World
 from avow.wire.messages import Entry, Kind, Snapshot
 
 LANE: Final = 1
+COVERAGE_SAMPLE_S: Final = 0.02
+COVERAGE_SLACK_S: Final = 0.02  # no request is under way for longer where it matters, see `plan.forgetful`
 
 
 class QueueDriver(Driver[QueueLane, Client]):
     """Submits what clients of a two-phase queue want."""
 
     def _parcel(self, client: Client) -> Callable[[QueueLane, int, Machine[QueueLane]], None]:
-        assert client.operation is not None
-        return partial(self._submit, client.operation)
+        operation = client.operation
+        assert operation is not None
+        age_ms = int(self._world.now * 1000) - operation.began_ms
+        return partial(self._submit, operation, age_ms)
 
-    def _submit(self, operation: Operation, lane: QueueLane, request: int, target: Machine[QueueLane]) -> None:
+    def _submit(
+        self, operation: Operation, age_ms: int, lane: QueueLane, request: int, target: Machine[QueueLane]
+    ) -> None:
         now = target.clock(self._world.now)
         lane.discard_expired(int(now * 1000))
         if operation.write is not None:
-            lane.write(request, operation.write, now)
+            lane.write(request, replace(operation.write, age_ms=age_ms) if age_ms else operation.write, now)
         elif operation.level == LINEARIZABLE:
             lane.read(request, now)
         elif operation.level == AT_LEAST:
@@ -59,7 +70,13 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
 
     def _clients(self) -> QueueDriver:
         clients = [
-            Client(number=number, operations=self.plan.ops_per_client, rng=self.world.rng, ledger=self.ledger)
+            Client(
+                number=number,
+                operations=self.plan.ops_per_client,
+                rng=self.world.rng,
+                ledger=self.ledger,
+                gives_up=self.plan.write_ids < WRITE_ID_WINDOW_COUNT,
+            )
             for number in range(1, self.plan.clients + 1)
         ]
         return QueueDriver(self.world, clients, addresses=self._addresses)
@@ -69,7 +86,9 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
         return draw_plan(seed)
 
     def _boot(self, world: World[QueueLane], machine: Machine[QueueLane]) -> QueueLane:
-        image = machine.store.load().lanes.get(LANE) or LaneImage(entries=[])
+        found = machine.store.load().lanes
+        image = found.get(LANE) or LaneImage(entries=[])
+        reads = self.plan.memory_entries > 0
         lane = self.lane_class(
             me=machine.number,
             lane=LANE,
@@ -78,12 +97,25 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
             tuning=self.plan.tuning,
             now=machine.clock(world.now),
             snapshot_every=self.plan.snapshot_every,
+            memory_entries=self.plan.memory_entries,
+            read=partial(self._read, machine, LANE) if reads else None,
+            history=found.get(LANE | HISTORY),
+            read_history=partial(self._read, machine, LANE | HISTORY) if reads else None,
+            bounds=Bounds(write_ids=self.plan.write_ids),
+            coverage_sample_s=COVERAGE_SAMPLE_S if self.plan.write_ids < WRITE_ID_WINDOW_COUNT else 1.0,
+            coverage_slack_s=COVERAGE_SLACK_S,
         )
         lane.on_applied = partial(self._applied, machine)
         return lane
 
+    @staticmethod
+    def _read(machine: Machine[QueueLane], lane: int, after: int, max_entries: int) -> list[Entry]:
+        return machine.store.read(lane, after=after, max_entries=max_entries, max_bytes=ENQUEUE_SIZE_BYTES_MAX)
+
     def _applied(self, machine: Machine[QueueLane], entry: Entry, outcome: Outcome) -> None:
         self.ledger.committed(machine.number, entry, outcome)
+        if entry.kind == Kind.DATA and not entry.write_id:
+            self.world.count("merged records applied")
         if entry.kind == Kind.CURSOR and machine.replica is not None:
             for name, subscriber in machine.replica.state.subscribers.by_name.items():
                 self.ledger.cursor(machine.number, name, subscriber.version)
@@ -104,7 +136,7 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
 
     def _damage(self, machine: Machine[QueueLane]) -> bool:
         """At most one peer has a damaged log at a time, and only while everyone else is well: a minority."""
-        if self.plan.peers < 3:
+        if self.plan.peers < 3 or self._damage_history(machine):
             return False
         for other in self.world.machines.values():
             found = other.store.load().lanes.get(LANE)
@@ -116,6 +148,16 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
         at = int(self.world.rng.random() * len(image.entries))
         machine.store.damage(LANE, image.entries[at].position)
         machine.store.load()
+        return True
+
+    def _damage_history(self, machine: Machine[QueueLane]) -> bool:
+        """Nobody counts on a history: it may be damaged whatever else is."""
+        history = machine.store.load().lanes.get(LANE | HISTORY)
+        if history is None or not history.entries:
+            return False
+        at = int(self.world.rng.random() * len(history.entries))
+        machine.store.damage(LANE | HISTORY, history.entries[at].position)
+        self.world.count("damaged histories")
         return True
 
     def _coordinator(self) -> QueueLane | None:
@@ -164,12 +206,30 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
             replica = self.world.machines[number].replica
             if replica is None or replica.applied != end or replica.core.log.end != end:
                 return False
+        return not self.plan.memory_entries or all(
+            self._readable(self.world.machines[number].replica) for number in lane.core.members.voters
+        )
+
+    def _readable(self, lane: QueueLane | None) -> bool:
+        """Whether everything visible can be read from this peer; what it gives must be what was committed."""
+        if lane is None or not lane.whole:
+            return False
+        try:
+            for part in lane.state.ranges(lane.state.trimmed_to, lane.state.end):
+                held = lane.read_entry(part.position)
+                if held != self.ledger.entries[part.position - 1]:
+                    raise Violation("agreement", f"peer {lane.core.me} shows {held} at {part.position}")
+        except StorageDamaged:
+            return False  # it has noticed now, and copies
         return True
 
     def _compare_states(self) -> None:
         lane = self._coordinator()
         assert lane is not None
         mine = lane.state.snapshot()
+        for machine in self.world.machines.values():
+            if LANE | HISTORY in machine.store.load().lanes:
+                self.world.count("histories copied")
         for number in lane.core.members.voters:
             replica = self.world.machines[number].replica
             if replica is not None and replica.state.snapshot() != mine:

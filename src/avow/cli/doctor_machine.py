@@ -1,0 +1,214 @@
+"""What `avow doctor` looks at on this machine: interpreter, libraries, the data folder and its disk, clock, limits.
+
+Each check returns what it found and, unless that is fine, what to do about it. None of them leaves anything behind.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from avow.cli.show import size_text
+from avow.errors import AvowError
+from avow.limits import WAL_SEGMENT_SIZE_BYTES, WAL_SEGMENTS_MIN
+from avow.storage.folder import identity_of
+
+Verdict: TypeAlias = Literal["ok", "warn", "fail"]
+
+PYTHON_MIN: Final = (3, 11)
+LIBRARIES: Final = (
+    # distribution, extra that brings it, what it is for; no extra: Avow does not work without it
+    ("msgspec", "", "values"),
+    ("crc32c", "", "checksums"),
+    ("httptools", "", "HTTP"),
+    ("uvloop", "server", "a faster event loop"),
+    ("prometheus-client", "server", "/metrics"),
+    ("pyarrow", "arrow", "reading into Arrow"),
+)
+SPACE_NEEDED_BYTES: Final = (WAL_SEGMENTS_MIN + 1) * WAL_SEGMENT_SIZE_BYTES
+SPACE_WANTED_BYTES: Final = 4_000_000_000
+SYNCS: Final = 100
+SYNCING_S: Final = 1.0
+SLOW_SYNC_MS: Final = 10.0
+NO_SYNC_MS: Final = 0.01  # no disk is that fast: it is memory, or a disk that lies
+VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
+REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
+SANE_SINCE_S: Final = 1_704_067_200  # 2024: no clock that is right shows less
+DRIFT_MS: Final = 5.0
+
+
+class Finding(Struct, frozen=True):
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def check_python() -> Finding:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info < PYTHON_MIN:
+        return Finding("python", "fail", version, "install Python 3.11 or newer")
+    return Finding("python", "ok", version)
+
+
+def check_libraries() -> list[Finding]:
+    return [_library(*each) for each in LIBRARIES]
+
+
+def _library(name: str, extra: str, purpose: str) -> Finding:
+    try:
+        return Finding("library", "ok", f"{name} {importlib.metadata.version(name)}")
+    except importlib.metadata.PackageNotFoundError:
+        if extra:
+            return Finding("library", "warn", f"no {name} ({purpose})", f"pip install 'avow[{extra}]'")
+        return Finding("library", "fail", f"no {name} ({purpose})", "install Avow again: pip install avow")
+
+
+# ---------------------------------------------------------------------- the data folder
+
+
+def check_folder(data: Path) -> list[Finding]:
+    """Of the folder, or of the nearest one above it that exists."""
+    place = data.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        return [Finding("folder", "fail", f"{place} is not a folder", "choose another one with --data")]
+    if not os.access(place, os.W_OK | os.X_OK):
+        return [
+            Finding("folder", "fail", f"{place} cannot be written to", "change its rights, or choose another --data")
+        ]
+    return [_owner(data), _space(place), _filesystem(place), _sync_speed(place)]
+
+
+def _owner(data: Path) -> Finding:
+    if not data.exists():
+        return Finding("folder", "ok", f"{data} will be made")
+    try:
+        known = identity_of(data)
+    except AvowError as error:
+        return Finding("folder", "fail", str(error), "keep it for inspection; let the peer join anew with an empty one")
+    if known is not None:
+        return Finding("folder", "ok", f"{data} belongs to peer {known[1].hex[:8]} of cluster {known[0].hex[:8]}")
+    if any(data.iterdir()):
+        inside = [path.name for path in sorted(data.iterdir()) if path.name.startswith("peer-") and path.is_dir()]
+        if inside:
+            return Finding("folder", "ok", f"{data} holds {', '.join(inside)} of avow up")
+        return Finding(
+            "folder", "warn", f"{data} is not empty and belongs to no peer", "choose an empty or new folder with --data"
+        )
+    return Finding("folder", "ok", f"{data} is empty")
+
+
+def _space(place: Path) -> Finding:
+    status = os.statvfs(place)
+    free = status.f_bavail * status.f_frsize
+    text = f"{size_text(free)} free"
+    if free < SPACE_NEEDED_BYTES:
+        needed = f"a peer needs {size_text(SPACE_NEEDED_BYTES)} to start; free some, or choose another --data"
+        return Finding("space", "fail", text, needed)
+    if free < SPACE_WANTED_BYTES:
+        return Finding("space", "warn", text, "a peer that runs out takes no writes; free some, or set a retention")
+    return Finding("space", "ok", text)
+
+
+def _filesystem(place: Path) -> Finding:
+    kind, mounted = _mount(place)
+    text = f"{kind} at {mounted}"
+    if kind in VOLATILE:
+        return Finding(
+            "filesystem", "warn", f"{text} is memory", "what is acknowledged is lost with the machine's power"
+        )
+    if kind in REMOTE:
+        return Finding(
+            "filesystem", "warn", f"{text} is remote", "locks and syncs may not hold there; use a local disk"
+        )
+    return Finding("filesystem", "ok", text)
+
+
+def _mount(place: Path) -> tuple[str, str]:
+    best, kind = "", "unknown"
+    try:
+        mounts = Path("/proc/self/mounts").read_text()
+    except OSError:
+        return kind, str(place)
+    for line in mounts.splitlines():
+        _, folder, name = line.split()[:3]
+        folder = folder.replace("\\040", " ")
+        if place.is_relative_to(folder) and len(folder) >= len(best):
+            best, kind = folder, name
+    return kind, best
+
+
+def _sync_speed(place: Path) -> Finding:
+    """As the log writes: into a file that already has its size."""
+    try:
+        times_ms = _measured_syncs(place)
+    except OSError as error:
+        return Finding("sync", "fail", f"fdatasync fails: {error.strerror}", "this disk cannot be used")
+    median = statistics.median(times_ms)
+    text = f"fdatasync of 4 KiB: median {median:.2f} ms, worst {max(times_ms):.1f} ms of {len(times_ms)}"
+    if median > SLOW_SYNC_MS:
+        return Finding("sync", "warn", text, "every write waits for it; use a faster disk, or write in larger batches")
+    if median < NO_SYNC_MS:
+        return Finding("sync", "warn", text, "no disk is that fast: this does not survive a power cut")
+    return Finding("sync", "ok", text)
+
+
+def _measured_syncs(place: Path) -> list[float]:
+    block = bytes(4096)
+    times_ms: list[float] = []
+    with tempfile.TemporaryFile(dir=place, prefix=".avow-doctor-") as file:
+        file.write(block * SYNCS)
+        file.flush()
+        os.fsync(file.fileno())
+        until = time.perf_counter() + SYNCING_S
+        for index in range(SYNCS):
+            os.pwrite(file.fileno(), block, index * len(block))
+            before = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times_ms.append((time.perf_counter() - before) * 1000)
+            if time.perf_counter() > until:
+                break
+    return times_ms
+
+
+# ---------------------------------------------------------------------- clock and limits
+
+
+def check_clock(*, over_s: float = 0.2) -> Finding:
+    """Ages and deadlines are wall-clock time; promises between peers are not. The two should run at one speed."""
+    wall, steady = time.time(), time.monotonic()
+    if wall < SANE_SINCE_S:
+        shown = time.strftime("%Y-%m-%d", time.gmtime(wall))
+        return Finding("clock", "fail", f"it is said to be {shown}", "set the clock; ages of messages depend on it")
+    time.sleep(over_s)
+    drift_ms = abs((time.time() - wall) - (time.monotonic() - steady)) * 1000
+    text = f"wall and monotonic clock differ by {drift_ms:.2f} ms over {over_s:g} s"
+    if drift_ms > DRIFT_MS:
+        return Finding("clock", "warn", text, "the clock is being set; use a time service that slews, not steps")
+    return Finding("clock", "ok", text)
+
+
+def check_limits(*, connections: int) -> Finding:
+    """`avow serve` raises the soft limit to the hard one by itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + 256  # links and segment files
+    text = f"open files: {_limit(soft)}, at most {_limit(hard)}"
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        advice = f"{needed:,} are needed: raise the hard limit (ulimit -Hn), or lower --connections-max"
+        return Finding("limits", "fail" if hard < 512 else "warn", text, advice)
+    return Finding("limits", "ok", text)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"

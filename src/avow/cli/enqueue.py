@@ -1,0 +1,177 @@
+"""`avow enqueue`: lines become messages. Says what was stored even when something went wrong halfway."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from avow.cli.lines import Lines, from_arguments, from_descriptor
+from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
+from avow.cli.session import connected
+from avow.cli.show import plural, print_json
+from avow.errors import AvowError
+from avow.limits import BATCH_COUNT_MAX
+
+if TYPE_CHECKING:
+    from avow.client.blocking import BlockingQueue
+    from avow.client.outcomes import Done
+
+
+def enqueue(
+    queue: QueueArgument,
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="[VALUE]...", help="Messages; none: each line of stdin is one.")
+    ] = None,
+    key_separator: Annotated[
+        str, typer.Option(metavar="TEXT", help="Each line is a key, this, and the value.", show_default=False)
+    ] = "",
+    batch: Annotated[
+        int, typer.Option(min=1, max=BATCH_COUNT_MAX, help="At most so many messages at a time.")
+    ] = 10_000,
+    expected: Annotated[
+        int | None, typer.Option(min=0, help="Only if the lane ends at this version.", show_default=False)
+    ] = None,
+    lane: Annotated[int | None, typer.Option(min=0, show_default="by key")] = None,
+    timeout_s: TimeoutOption = 30.0,
+    as_json: JsonOption = False,
+    api: ApiOption = DEFAULT_API,
+    token: TokenOption = "",
+    ca: CaOption = "",
+) -> None:
+    """Write messages: arguments, or lines of stdin. Returns once a quorum has them on disk."""
+    separator = key_separator.encode()
+    if values:
+        source = from_arguments(values, batch=batch, separator=separator)
+    else:
+        source = from_descriptor(sys.stdin.fileno(), batch=batch, separator=separator)
+    stored = Stored(queue)
+    with (
+        connected(api, token=token, ca=ca, timeout_s=timeout_s) as client,
+        _told_on_failure(stored),
+        _progress(enabled=not values and not as_json) as shown,
+    ):
+        write(client.queue(queue), source, stored, shown, expected=expected, lane=lane)
+    print_json(stored.as_object()) if as_json else typer.echo(stored.sentence())
+
+
+class LaneStored(Struct):
+    first_version: int
+    last_version: int
+    messages: int
+
+
+class Stored:
+    """What is known to be stored, by lane."""
+
+    __slots__ = ("_began", "lanes", "messages", "queue", "sending")
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.messages = 0
+        self.sending = 0  # in the batch that has no answer yet
+        self.lanes: dict[int, LaneStored] = {}
+        self._began = time.monotonic()
+
+    def add(self, done: Done) -> None:
+        count = done.last_version - done.first_version + 1
+        self.messages += count
+        known = self.lanes.setdefault(done.lane, LaneStored(done.first_version, done.last_version, 0))
+        known.first_version = min(known.first_version, done.first_version)
+        known.last_version = max(known.last_version, done.last_version)
+        known.messages += count
+
+    def sentence(self) -> str:
+        took_s = max(time.monotonic() - self._began, 1e-3)
+        where = "; ".join(_span(lane, one) for lane, one in sorted(self.lanes.items()))
+        rate = f", {self.messages / took_s:,.0f}/s" if self.messages > 1 else ""
+        return f"{plural(self.messages, 'message')} stored in {self.queue} ({where or 'nothing to do'}{rate})"
+
+    def as_object(self) -> dict[str, Any]:
+        written = [
+            {"lane": n, "first_version": one.first_version, "last_version": one.last_version, "messages": one.messages}
+            for n, one in sorted(self.lanes.items())
+        ]
+        return {"queue": self.queue, "messages": self.messages, "written": written}
+
+
+def write(
+    queue: BlockingQueue,
+    source: Iterator[Lines],
+    stored: Stored,
+    shown: Shown,
+    *,
+    expected: int | None,
+    lane: int | None,
+) -> None:
+    """One group after the other. `expected` goes on with each: all groups follow each other directly, or the rest is
+    refused."""
+    for group in source:
+        stored.sending = len(group.values)
+        done = queue.enqueue_many(group.values, keys=group.keys, expected=expected, lane=lane)
+        for one in done:
+            stored.add(one)
+        stored.sending = 0
+        if expected is not None and done:
+            expected = done[-1].last_version
+        shown.advance(group.read_bytes, stored.messages)
+
+
+def _span(lane: int, one: LaneStored) -> str:
+    if one.first_version == one.last_version:
+        return f"lane {lane} version {one.first_version}"
+    return f"lane {lane} versions {one.first_version} to {one.last_version}"
+
+
+@contextmanager
+def _told_on_failure(stored: Stored) -> Iterator[None]:
+    """Whoever reads the error also reads what had been stored before it."""
+    try:
+        yield
+    except (AvowError, KeyboardInterrupt) as error:
+        for done in getattr(error, "done", ()):  # other lanes of the batch that failed
+            stored.add(done)
+        if stored.messages:
+            sys.stderr.write(f"avow: before this, {stored.sentence()}\n")
+        if stored.sending > 1 and stored.lanes:
+            sys.stderr.write(f"avow: what follows is about the next {plural(stored.sending, 'message')}\n")
+        raise
+
+
+# ---------------------------------------------------------------------- progress, on a terminal
+
+
+class Shown:
+    """A bar when the input is a file, a count when nobody knows how much is coming, nothing without a terminal."""
+
+    __slots__ = ("_began", "_progress", "_task")
+
+    def __init__(self, progress: Progress | None, task: TaskID | None) -> None:
+        self._progress, self._task = progress, task
+        self._began = time.monotonic()
+
+    def advance(self, read_bytes: int, messages: int) -> None:
+        if self._progress is not None and self._task is not None:
+            rate = messages / max(time.monotonic() - self._began, 1e-3)
+            self._progress.update(self._task, advance=read_bytes, note=f"{messages:,} messages, {rate:,.0f}/s")
+
+
+@contextmanager
+def _progress(*, enabled: bool) -> Iterator[Shown]:
+    if not (enabled and sys.stderr.isatty()):
+        yield Shown(None, None)
+        return
+    about = os.fstat(sys.stdin.fileno())
+    total = about.st_size if stat.S_ISREG(about.st_mode) else None
+    measure = BarColumn(bar_width=30) if total else SpinnerColumn()
+    with Progress(measure, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as progress:
+        yield Shown(progress, progress.add_task("", total=total, note="0 messages"))

@@ -1,0 +1,164 @@
+"""One `avow serve` process: started, stopped, killed, paused and measured from outside.
+
+The process gets a process group of its own, so that Ctrl-C in a terminal reaches whoever started the cluster and not
+the peers behind its back. It must not outlive that somebody either: the kernel is asked to end it when its parent dies
+(through setpriv, where it exists). The kernel means the parent THREAD, so all processes are started from one thread
+that lives as long as the program.
+
+Standard output goes to a file that is read until the line {"event":"serving",...} is there; standard error is appended
+to a log that survives restarts. Nothing needs to be drained, so a peer never waits for us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from avow.errors import Offline
+from avow.peer.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX
+from avow.testing.cluster_wait import wait_until
+
+START_S: Final = 30.0
+STOP_S: Final = 20.0
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+LOG_TAIL_LINES: Final = 5
+
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="avow-cluster")
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """What a peer says of itself once it listens."""
+
+    event: str
+    number: int
+    api: str
+    link: str
+    pid: int
+
+
+class PeerProcess:
+    """`flags` may change between runs; folder and log do not."""
+
+    __slots__ = ("_process", "flags", "folder", "log", "out", "prefix", "runs", "serving", "token")
+
+    def __init__(self, *, folder: Path, flags: Mapping[str, str], prefix: Sequence[str] = (), token: str = "") -> None:
+        self.folder = folder
+        self.token = token
+        self.flags = dict(flags)
+        self.prefix = tuple(prefix)
+        self.out = folder.with_name(folder.name + ".out")
+        self.log = folder.with_name(folder.name + ".log")
+        self.serving: Serving | None = None
+        self.runs = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the latest run, which may have ended."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def start(self) -> None:
+        """Start without waiting. Whoever calls this must end it: `kill` or `stop`."""
+        if self.alive:
+            return
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.serving = None
+        self.runs += 1
+        self._process = _spawner.submit(self._spawn).result()
+
+    def wait_serving(self, timeout_s: float = START_S) -> Serving:
+        """Until it listens. A process that ended instead is told with the end of its log."""
+        wait_until(self._said, timeout_s=timeout_s, what=self.last_words)
+        if self.serving is None:
+            raise Offline(f"the process of {self.folder} ended with {self.exit_code}: {self.last_words()}")
+        return self.serving
+
+    def stop(self, timeout_s: float = STOP_S) -> int | None:
+        """Orderly (SIGTERM). A process that does not end in time is killed and -9 is returned."""
+        if self._process is None:
+            return None
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return self.kill()
+
+    def kill(self) -> int | None:
+        """kill -9, and wait until it is gone."""
+        if self._process is None:
+            return None
+        self.signal(signal.SIGKILL)
+        return self._process.wait(STOP_S)
+
+    def signal(self, number: int) -> None:
+        if self.alive and self._process is not None:
+            self._process.send_signal(number)
+
+    def cpu_s(self) -> float:
+        """User and system time of the running process so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    def rss_bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1]) * PAGE_BYTES
+
+    def last_words(self) -> str:
+        """The end of its log, on one line."""
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except FileNotFoundError:
+            lines = []
+        said = " | ".join(line.strip() for line in lines[-LOG_TAIL_LINES:])
+        return f"the log {self.log} of the peer ends with: {said or '(nothing)'}"
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self.out.open("wb") as out, self.log.open("ab") as log:
+            return subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                start_new_session=True,
+                env=_environment(self.token),
+            )
+
+    def _command(self) -> list[str]:
+        bind = shutil.which("setpriv")
+        bound = [bind, "--pdeathsig", "KILL", "--"] if bind and sys.platform == "linux" else []
+        flags = [part for name, value in self.flags.items() for part in (f"--{name.replace('_', '-')}", value)]
+        return [*self.prefix, *bound, sys.executable, "-m", "avow.cli", "serve", "--data", str(self.folder), *flags]
+
+    def _said(self) -> bool:
+        lines = self.out.read_bytes().split(b"\n")
+        for line in lines[:-1]:  # the last one is not finished
+            with contextlib.suppress(msgspec.DecodeError):
+                self.serving = msgspec.json.decode(line, type=Serving)
+                return True
+        return not self.alive
+
+
+def _environment(token: str) -> dict[str, str]:
+    """Ours, without settings of a peer: those of this peer are its flags alone. The token is what it joins with."""
+    settings = {ENVIRONMENT_PREFIX + name.upper() for name in DESCRIPTIONS}
+    kept = {name: value for name, value in os.environ.items() if name not in settings}
+    return {**kept, "AVOW_TOKEN": token} if token else kept

@@ -1,0 +1,221 @@
+"""What a campaign stands on: the peers, the network between them, and where possible a disk of its own for each.
+
+As root every peer's folder is a small file system in memory, so that it can be filled up for real; otherwise that fault
+is left out, and the verdict says so. Kills do not need a disk: what a killed process wrote stays in the page cache.
+
+All calls block, some for seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from avow.errors import Offline
+from avow.limits import MIB, WAL_SEGMENT_SIZE_BYTES, WAL_SEGMENTS_MIN
+from avow.testing.cluster import wait_until
+from avow.testing.prove.asking import PeerApi
+from avow.testing.prove.namespaces import NamespaceNetwork
+from avow.testing.prove.network import Network, ProxyNetwork
+
+DISK_BYTES: Final = (WAL_SEGMENTS_MIN + 1) * WAL_SEGMENT_SIZE_BYTES + 192 * MIB
+RECOVERY_S: Final = 45.0
+REFUSAL_S: Final = 4.0
+_BALLAST: Final = "ballast"
+
+
+class Ground:
+    """Close it, whatever happened: it ends processes, proxies and mounts."""
+
+    def __init__(self, *, peers: int, folder: Path | None = None, network: str = "proxy") -> None:
+        self.temporary = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="avow-prove-")) if folder is None else folder.absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.network: Network = NamespaceNetwork(self.folder) if network == "namespaces" else ProxyNetwork(self.folder)
+        try:
+            self.cluster = self.network.cluster(peers)
+        except BaseException:
+            self.network.close()
+            raise
+        self.members = set(self.cluster.founders)
+        self._mounts: list[Path] = []
+        self.disks_note = ""
+        self._joined = 0
+
+    # ------------------------------------------------------------------ beginning and end
+
+    def start(self) -> None:
+        for number in self.cluster.founders:
+            self._give_disk(self.cluster.data(number))
+        self.cluster.start()
+
+    def close(self) -> None:
+        self.cluster.close()
+        self.network.close()
+        for mount in self._mounts:
+            subprocess.run(["umount", "-l", str(mount)], check=False, capture_output=True)
+        if self.temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _give_disk(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() != 0:
+            self.disks_note = "disks are filled up only as root (a file system for each peer is needed)"
+            return
+        made = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0750", "avow-prove", str(path)],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if made.returncode:
+            self.disks_note = f"disks cannot be filled up here: {made.stderr.strip()}"
+        else:
+            self._mounts.append(path)
+
+    # ------------------------------------------------------------------ members
+
+    def add(self) -> int:
+        """A new peer joins, under the same weather as the others; its number, once it votes."""
+        self._joined += 1
+        place = self.folder / f"joined-{self._joined}"
+        self._give_disk(place)
+        number = self.network.add(self.cluster, place)
+        self.members.add(number)
+        self.cluster.wait_ready(number)
+        self._wait_state(number, lambda peer: bool(peer.get("voter")), "votes")
+        return number
+
+    def remove(self, number: int) -> None:
+        """Until it is gone; then its process ends. A process that is not running can be removed as well."""
+        with self.api(self.somebody(but=number)) as api:
+            api.ask("DELETE", f"/v1/peers/{number}")
+        self._wait_state(number, lambda peer: peer["state"] == "gone", "is gone")
+        self.members.discard(number)
+        self.cluster.stop(number)
+
+    def _wait_state(self, number: int, wanted: Callable[[dict[str, Any]], bool], what: str) -> None:
+        def seen() -> bool:
+            try:
+                with self.api(self.somebody(but=number)) as api:
+                    peers = api.get("/v1/peers")["peers"]
+            except Offline:
+                return False
+            return any(peer["number"] == number and wanted(peer) for peer in peers)
+
+        wait_until(seen, timeout_s=RECOVERY_S, what=f"peer {number} {what}")
+
+    def empty(self, number: int) -> None:
+        """Stop a peer, take everything out of its folder, and start it again under its old number."""
+        self.cluster.stop(number)
+        for path in self.cluster.data(number).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        self.cluster.process(number).start()
+
+    def refused(self, number: int) -> str:
+        """How the others refuse a peer; empty when one of them hears it within some seconds, or it becomes ready."""
+        deadline = time.monotonic() + REFUSAL_S
+        while time.monotonic() < deadline:
+            if not self.cluster.process(number).alive:
+                return f"its process ended: {self.cluster.process(number).last_words()}"
+            if self.cluster.ready(number):
+                return ""
+            time.sleep(0.1)
+        for other in sorted(self.members - {number}):
+            with self.api(other) as api:
+                peers = api.get("/v1/peers")["peers"]
+            if any(peer["number"] == number and peer.get("connected") for peer in peers):
+                return ""
+        return f"not ready and not heard by anyone for {REFUSAL_S:g} s"
+
+    # ------------------------------------------------------------------ asking
+
+    def api(self, number: int) -> PeerApi:
+        return PeerApi(self.cluster.api(number), token=self.cluster.token, ca=self.cluster.ca)
+
+    def somebody(self, *, but: int = 0) -> int:
+        """A running member that is ready."""
+        running = [n for n in self.cluster.running if n in self.members and n != but]
+        for number in running:
+            if self.cluster.ready(number):
+                return number
+        raise Offline(f"none of the peers {running} is ready")
+
+    def coordinator(self, queue: str, index: int) -> int:
+        """Who appends to a lane of a two-phase queue; 0 when nobody is heard."""
+        with self.api(self.somebody()) as api:
+            return int(api.queue(queue)["lanes"][index]["coordinator"] or 0)
+
+    def whole(self) -> str:
+        """Empty when every member runs, is ready, and holds everything; else what is missing."""
+        for number in sorted(self.members):
+            if not self.cluster.process(number).alive:
+                return f"peer {number} does not run"
+            if not self.cluster.ready(number):
+                return f"peer {number} is not ready"
+            with self.api(number) as api:
+                status = api.get("/v1/cluster")
+            behind = [
+                lane["number"]
+                for lane in status["lanes"]
+                if lane.get("repairing") or not lane.get("whole", True) or lane.get("applied", 0) < _known(lane)
+            ]
+            if status.get("metadata", {}).get("repairing"):
+                behind.append(0)
+            if behind:
+                return f"peer {number} is behind in lanes {behind[:6]}"
+        return ""
+
+    def wait_whole(self, timeout_s: float = RECOVERY_S) -> str:
+        """As `whole`, after waiting for it."""
+        deadline = time.monotonic() + timeout_s
+        missing = "nothing was asked"
+        while time.monotonic() < deadline:
+            try:
+                missing = self.whole()
+            except Offline as error:
+                missing = str(error)
+            if not missing:
+                return ""
+            time.sleep(0.1)
+        return missing
+
+    # ------------------------------------------------------------------ disks
+
+    @property
+    def fillable(self) -> bool:
+        return len(self._mounts) > 0 and not self.disks_note
+
+    def fill(self, number: int) -> int:
+        """Leave no room on this peer's disk, which it may be writing to meanwhile; how much was taken."""
+        path = self.cluster.data(number) / _BALLAST
+        room = os.statvfs(path.parent)
+        taken, step = 0, room.f_bavail * room.f_frsize
+        with path.open("wb") as file:
+            while step >= room.f_frsize:
+                try:
+                    os.posix_fallocate(file.fileno(), taken, step)
+                    taken += step
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    step //= 2
+        return taken
+
+    def unfill(self, number: int) -> None:
+        (self.cluster.data(number) / _BALLAST).unlink(missing_ok=True)
+
+
+def _known(lane: dict[str, Any]) -> int:
+    """How far a lane must be applied to count as up to date; writes go on meanwhile, so a little less will do."""
+    return int(lane.get("known_committed", 0)) - 50

@@ -1,0 +1,86 @@
+"""What must hold in named situations, each a short campaign with a script instead of random faults.
+
+    coordinator killed   under load; writes resume within two seconds
+    pub-sub killed       peers die one after the other; writes through the others are never refused
+    rolling restart      nothing lost, nothing refused that a client's retry does not cover
+    emptied folder       a peer that forgot everything cannot vote as itself
+    joined and left      a fourth and a fifth peer join, two leave, under load
+
+Each returns the campaign's verdict; what else it must satisfy is said by `complaints`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from avow.testing.prove.campaign import Options, Script, prove
+from avow.testing.prove.faults import Faults
+from avow.testing.prove.verdict import Verdict
+
+RESUME_S_MAX: Final = 2.0
+EXPECTED_REFUSALS: Final = frozenset({"NOT_EQUAL"})  # the answer to an expected cursor that was passed
+
+
+async def _coordinator_killed(faults: Faults) -> None:
+    await _perform(faults, "kill coordinator", "kill coordinator", "kill coordinator")
+
+
+async def _pubsub_killed(faults: Faults) -> None:
+    await _perform(faults, "kill any", "kill any", "kill any")
+
+
+async def _rolling_restart(faults: Faults) -> None:
+    await _perform(faults, "restart")
+
+
+async def _emptied_folder(faults: Faults) -> None:
+    await _perform(faults, "emptied")
+
+
+async def _joined_and_left(faults: Faults) -> None:
+    await _perform(faults, "add", "add", "remove", "remove")
+
+
+async def _perform(faults: Faults, *kinds: str) -> None:
+    for kind in kinds:
+        if not faults.stuck:
+            await faults.perform(kind)
+
+
+_SCRIPTS: Final[dict[str, tuple[Script, str]]] = {
+    "coordinator killed": (_coordinator_killed, "two-phase"),
+    "pub-sub killed": (_pubsub_killed, "pub-sub"),
+    "rolling restart": (_rolling_restart, ""),
+    "emptied folder": (_emptied_folder, ""),
+    "joined and left": (_joined_and_left, ""),
+}
+SCENARIOS: Final = tuple(_SCRIPTS)
+
+
+async def play(scenario: str, *, seed: int = 1, seconds: float = 5.0) -> Verdict:
+    script, strategy = _SCRIPTS[scenario]
+    return await prove(Options(seconds=seconds, seed=seed, strategy=strategy, network="proxy"), script=script)
+
+
+def complaints(scenario: str, verdict: Verdict) -> list[str]:
+    """What is wrong with the outcome of a scenario, violations included."""
+    found = [f"{finding.anomaly}: {finding.queue}: {finding.what}" for finding in verdict.findings]
+    found += verdict.troubles
+    if verdict.stuck:
+        found.append(verdict.stuck)
+    if scenario == "coordinator killed":
+        found += [f"{one.what}: {one.after_s:.2f} s" for one in verdict.resumed if one.after_s > RESUME_S_MAX]
+    if scenario in ("pub-sub killed", "rolling restart"):
+        found += _refused(verdict)
+    return found
+
+
+def _refused(verdict: Verdict) -> list[str]:
+    found = [
+        f"{queue}: {count} writes refused with {code}"
+        for queue, codes in verdict.refusals.items()
+        for code, count in codes.items()
+        if code not in EXPECTED_REFUSALS
+    ]
+    unknown = verdict.operations.get("write", {}).get("unknown", 0)
+    return found + ([f"{unknown} writes without an answer"] if unknown else [])

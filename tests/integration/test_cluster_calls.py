@@ -1,0 +1,102 @@
+"""How the managing commands ask a cluster: which failures go on to the next peer, and which are told."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from avow.cli.api import Api
+from avow.errors import InvalidRequest, NotEqual, Offline, Unknown
+
+Behaviour = Callable[[socket.socket], None]
+
+
+def answer(text: str, *, status: str = "200 OK") -> Behaviour:
+    body = text.encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    return lambda connection: connection.sendall(head + body)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """The request was read, and nothing comes back."""
+
+
+@contextlib.contextmanager
+def peer(behaviour: Behaviour) -> Iterator[tuple[str, list[bytes]]]:
+    """Something that listens, reads a request, behaves so, and closes; the requests it was sent."""
+    requests: list[bytes] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    requests.append(_whole(connection))
+                    behaviour(connection)
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _whole(connection: socket.socket) -> bytes:
+    request = connection.recv(65_536)
+    while b"Content-Length: " in request and not request.endswith(b"}"):
+        request += connection.recv(65_536)
+    return request
+
+
+NOBODY = "http://127.0.0.1:1"
+
+
+def test_a_peer_that_cannot_be_connected_to_is_passed_over() -> None:
+    with peer(answer('{"done":true}')) as (address, requests):
+        api = Api(f"{NOBODY},{address}", token="secret")
+        assert api.call("POST", "/v1/queues", {"name": "q"}) == {"done": True}
+        assert api.address == address
+    assert b"Authorization: Bearer secret" in requests[0]
+    assert requests[0].endswith(b'{"name":"q"}')
+
+
+def test_a_question_without_an_answer_goes_to_the_next_peer() -> None:
+    with peer(hang_up) as (silent, _), peer(answer("[1]")) as (other, _):
+        assert Api(f"{silent},{other}").get("/v1/queues") == [1]
+
+
+def test_an_order_without_an_answer_is_unknown_and_not_repeated() -> None:
+    with peer(hang_up) as (silent, asked), peer(answer("{}")) as (other, requests):
+        with pytest.raises(Unknown, match="it may or may not have happened"):
+            Api(f"{silent},{other}").call("DELETE", "/v1/queues/q")
+        assert (len(asked), requests) == (1, [])
+
+
+def test_nobody_at_all_is_offline_with_the_reason_for_each() -> None:
+    with pytest.raises(Offline, match=r"127\.0\.0\.1:1: connection refused.*nothing was done"):
+        Api(NOBODY).get("/v1/queues")
+
+
+def test_a_refusal_is_the_error_that_the_peer_raised() -> None:
+    said = '{"error":{"code":"NOT_EQUAL","message":"it ends at 7","definite":true,"retriable":false,"cursor":7}}'
+    with peer(answer(said, status="409 Conflict")) as (address, _):
+        with pytest.raises(NotEqual, match="it ends at 7") as refused:
+            Api(address).get("/v1/queues")
+        assert refused.value.current == 7
+
+
+@pytest.mark.parametrize(
+    "behaviour", [answer("<html>", status="502 Bad Gateway"), answer("[]", status="404 Not Found")]
+)
+def test_something_that_is_no_peer_is_said_to_be_none(behaviour: Behaviour) -> None:
+    with peer(behaviour) as (address, _), pytest.raises(InvalidRequest, match="--api"):
+        Api(address).get("/v1/queues")

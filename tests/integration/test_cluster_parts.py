@@ -1,0 +1,65 @@
+"""The parts of a local cluster, without a cluster: ports, waiting, and processes that do not come up."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from avow.errors import InvalidRequest, Offline, UnknownPeer
+from avow.testing.cluster import LocalCluster, PeerProcess, wait_until
+from avow.testing.cluster_ports import Ports, is_free
+
+
+def test_no_two_clusters_are_given_the_same_port() -> None:
+    one, other = Ports(), Ports()
+    try:
+        taken = [ports.take() for ports in (one, other) for _ in range(50)]
+        assert len(set(taken)) == 100
+        assert all(is_free(port) for port in taken)
+    finally:
+        one.release()
+        other.release()
+
+
+def test_a_port_somebody_listens_on_is_not_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert not is_free(taken.getsockname()[1])
+
+
+def test_waiting_ends_with_the_value_or_with_what_did_not_come() -> None:
+    looks: list[int] = []
+    assert wait_until(lambda: looks.append(1) or len(looks) >= 3)
+    with pytest.raises(Offline, match="in vain: the moon"):
+        wait_until(lambda: False, timeout_s=0.05, what="the moon")
+
+
+def test_a_process_that_ends_instead_of_listening_is_told_with_its_log(tmp_path: Path) -> None:
+    process = PeerProcess(folder=tmp_path / "peer-1", flags={"listen": "nowhere"})
+    process.start()
+    with pytest.raises(Offline, match=r"ended with 1: .*listen is host:port"):
+        process.wait_serving()
+    assert process.exit_code == 1
+
+
+def test_a_cluster_that_does_not_start_leaves_nothing_behind() -> None:
+    cluster = LocalCluster(2, settings={"log": "loud"})
+    before = time.monotonic()
+    with pytest.raises(Offline, match="setting log"), cluster:
+        pytest.fail("it started")
+    assert time.monotonic() - before < 20
+    assert cluster.running == ()
+    assert not cluster.folder.exists()
+
+
+def test_a_cluster_has_at_least_one_peer_and_knows_its_own() -> None:
+    with pytest.raises(InvalidRequest):
+        LocalCluster(0)
+    cluster = LocalCluster(1)
+    with pytest.raises(UnknownPeer):
+        cluster.pid(7)
+    cluster.close()
