@@ -240,6 +240,8 @@ class Unknown(AvowError):
     code = "UNKNOWN"
     http_status = 504
     retriable = True
+    write_id: bytes = b""  # where the client knows them: the write to ask about,
+    lane: int | None = None  # and the lane it was bound to
 
 
 class StorageDamaged(AvowError):

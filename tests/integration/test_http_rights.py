@@ -19,6 +19,7 @@ from avow.peer.http.routes import ROUTES
 TOKENS = {
     "reader": 'rights = { "orders*" = ["read"] }',
     "writer": 'rights = { "orders*" = ["read", "write"] }',
+    "sender": 'rights = { "orders*" = ["write"] }',
     "manager": 'rights = { "*" = ["read", "manage"] }',
     "root": "admin = true",
 }
@@ -94,8 +95,9 @@ def test_every_other_call_needs_a_token_with_the_right(peer: PeerProcess, route:
         assert answer.headers["www-authenticate"].startswith("Bearer")
     may = {
         "": set(TOKENS),
-        "read": set(TOKENS),
-        "write": {"writer", "root"},
+        "use": set(TOKENS),
+        "read": set(TOKENS) - {"sender"},
+        "write": {"writer", "sender", "root"},
         "manage": {"manager", "root"},
         "admin": {"root"},
     }[route.right or ""]

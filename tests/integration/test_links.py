@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from uuid import UUID
 
 import pytest
+import trustme
 import uvloop
 
 from avow.errors import FolderUnusable
+from avow.peer.access import link_contexts
 from avow.peer.links import Links
+from avow.peer.settings import Settings
 from avow.wire.frames import Hello, encode
 from avow.wire.messages import Enqueue, Entry, Heartbeat, Kind, Message
 
@@ -23,11 +28,19 @@ CLUSTER = UUID(int=7).bytes
 class Listener:
     """What a peer is to its links, without a peer."""
 
-    def __init__(self, number: int, *, run: int = 1, cluster: bytes = CLUSTER) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        run: int = 1,
+        cluster: bytes = CLUSTER,
+        tls: tuple[ssl.SSLContext | None, ssl.SSLContext | None] = (None, None),
+    ) -> None:
         self.number, self.run, self.cluster = number, run, cluster
         self.heard: list[tuple[int, int, Message]] = []
         self.known: dict[int, str] = {}
-        self.links = Links(self, me=number, addresses=lambda: self.known)
+        accepting, dialling = tls
+        self.links = Links(self, me=number, addresses=lambda: self.known, accepting=accepting, dialling=dialling)
 
     async def listen(self) -> str:
         host, port = await self.links.listen("127.0.0.1", 0)
@@ -187,5 +200,47 @@ def test_half_a_frame_and_then_silence_costs_nothing_but_its_connection() -> Non
         assert low.links.connected == [2]
         await closed(writer)
         await stop(low, high)
+
+    run(scenario)
+
+
+def mutual(folder: Path, authority: trustme.CA) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    folder.mkdir()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    files = {name: str(folder / file) for name, file in FILES.items()}
+    return link_contexts(Settings(**files))
+
+
+FILES = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
+
+
+def test_with_an_authority_only_peers_it_signed_are_linked(tmp_path: Path) -> None:
+    ours, theirs = trustme.CA(), trustme.CA()
+
+    async def scenario() -> None:
+        low = Listener(1, tls=mutual(tmp_path / "1", ours))
+        where = await low.listen()
+        friend = Listener(2, tls=mutual(tmp_path / "2", ours))
+        stranger = Listener(3, tls=mutual(tmp_path / "3", theirs))
+        plain = Listener(4)
+        for peer in (friend, stranger, plain):
+            peer.dial(1, where)
+        await until(lambda: low.links.connected == [2])
+        friend.say(1, Heartbeat(1, coordinating=False, cursor=1))
+        await until(lambda: len(low.heard) == 1)
+        for garbage in GARBAGE:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(where.rpartition(":")[2]))
+            writer.write(garbage)
+            writer.write_eof()
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            await closed(writer)
+        friend.say(1, Heartbeat(2, coordinating=False, cursor=2))
+        await until(lambda: len(low.heard) == 2)
+        assert low.links.connected == [2]
+        await stop(low, friend, stranger, plain)
 
     run(scenario)

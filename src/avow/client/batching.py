@@ -39,13 +39,14 @@ _NO_PAIRS: Final[Pairs] = ()
 class Batch:
     """`futures` has one for each message; or `whole` is one for all of them.
 
-    `maybe`: an attempt may have happened. `bound`: the pub-sub lane those attempts were for.
+    `maybe`: an attempt may have happened. `bound`: the pub-sub lane those attempts were for, which had reached
+    `since` when the first of them was made.
     """
 
     __slots__ = (
         *("values", "keys", "headers", "times", "futures", "whole", "size", "plain"),
         *("count", "record", "write_id", "expected", "deadline", "number"),
-        *("sent_at", "maybe", "bound", "error", "settled", "unknown_count"),
+        *("sent_at", "maybe", "bound", "since", "error", "settled", "unknown_count"),
     )
 
     def __init__(self, *, deadline: float, expected: int | None = None, write_id: bytes | None = None) -> None:
@@ -63,6 +64,7 @@ class Batch:
         self.sent_at = 0.0
         self.maybe = self.settled = False
         self.bound: int | None = None
+        self.since = 0
         self.error: AvowError | None = None
         self.unknown_count = 0
 

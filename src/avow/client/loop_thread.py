@@ -48,7 +48,8 @@ class LoopThread:
         left = asyncio.all_tasks(self._loop)  # of threads that still wait: they hear that the client is closed
         for task in left:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 

@@ -46,10 +46,11 @@ _ASK_S: Final = 2.0
 
 
 class Binding(Struct, frozen=True):
-    """A peer and the lane it writes to."""
+    """A peer and the lane it writes to, which had reached `end` when it was asked."""
 
     link: Link
     lane: int
+    end: int = 0
 
 
 class PubSubSender:
@@ -90,6 +91,7 @@ class PubSubSender:
             self._give_up(batch, InvalidRequest("a pub-sub queue has no single end to expect; nothing was stored"))
             return
         batch.bound = binding.lane
+        batch.since = max(binding.end, self._seen.get(binding.lane, 0))
         batch.sent_at = batch.sent_at or monotonic()
         self._flight[batch.number] = batch
         target = self._target % binding.lane
@@ -112,9 +114,9 @@ class PubSubSender:
                 link = self._last = self._cluster.choose(after=self._last)
                 answer = await link.call(b"GET", target, timeout_s=_ASK_S)
                 self._cluster.note(link, answer)
-                lane, error = _open_lane(answer)
-                if lane is not None:
-                    self._binding = Binding(link, lane)
+                found, error = _open_lane(answer)
+                if found is not None:
+                    self._binding = Binding(link, *found)
                     return
                 self._refused(error)
                 unknown_count += isinstance(error, UnknownQueue)
@@ -230,7 +232,8 @@ class PubSubSender:
         return await binding.link.call(b"POST", target, headers=headers, body=batch.record, timeout_s=_ASK_S)
 
     async def _ask(self, batch: Batch, binding: Binding, link: Link) -> Answer | Lost | None:
-        target = queue_path(self._queue, "writes", batch.write_id.hex()) + b"?lane=%d" % binding.lane
+        asked = b"?lane=%d&since=%d" % (binding.lane, batch.since)
+        target = queue_path(self._queue, "writes", batch.write_id.hex()) + asked
         answer = await link.call(b"GET", target, timeout_s=_ASK_S)
         self._cluster.note(link, answer)
         if isinstance(step_after(answer)[1], UnknownMessage):
@@ -263,12 +266,16 @@ class PubSubSender:
         return {"in_flight": len(self._flight), "settling": len(self._settling), "waiting": len(self.pending)}
 
 
-def _open_lane(answer: Answer | Lost) -> tuple[int | None, AvowError | None]:
-    """The lane the peer that answered writes to; or why there is none, as far as it says."""
+def _open_lane(answer: Answer | Lost) -> tuple[tuple[int, int] | None, AvowError | None]:
+    """The lane the peer that answered writes to, and its end; or why there is none, as far as it says."""
     _, error = step_after(answer)
     if error is not None or isinstance(answer, Lost):
         return None, error
     try:
-        return read_queue(answer.body).open_lane, None
+        queue = read_queue(answer.body)
     except AvowError as malformed:
         return None, malformed
+    if queue.open_lane is None:
+        return None, None
+    ends = [lane.end for lane in queue.lanes if lane.lane == queue.open_lane]
+    return (queue.open_lane, max(ends, default=0)), None

@@ -34,7 +34,7 @@ from msgspec import Meta, Struct
 from avow.errors import Forbidden, InvalidRequest, NotAuthenticated
 from avow.peer.settings import Settings, address
 
-Right: TypeAlias = Literal["read", "write", "manage", "admin"]
+Right: TypeAlias = Literal["read", "write", "manage", "admin", "use"]  # use: any right on that queue at all
 QueueRight: TypeAlias = Literal["read", "write", "manage"]
 
 _REMEMBERED_MAX: Final = 1_024  # queue names per token whose rights are known already
@@ -74,7 +74,7 @@ class Token:
             if len(self._known) >= _REMEMBERED_MAX:
                 self._known.clear()
             known = self._known[queue] = frozenset(self._rights_for(queue))
-        return right in known
+        return bool(known) if right == "use" else right in known
 
     def check(self, right: Right, queue: str = "") -> None:
         if not self.may(right, queue):

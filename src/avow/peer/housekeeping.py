@@ -185,8 +185,9 @@ class Housekeeping:
         node = self._node
         for held in node.pubsub.values():
             queue = node.metadata.state.queue(held.queue)
-            if queue is not None and queue.retention != _NO_RULES:
-                held.propose_trims(queue.retention, node.now_ms, node.stored_files)
+            if queue is not None:  # also without rules: empty lanes of peers' earlier runs are forgotten in time
+                cursors = queue.subscribers.values()
+                held.propose_trims(queue.retention, node.now_ms, node.stored_files, subscribers=cursors)
                 node.touch(held.route)
 
     def _due(self, what: str, now: float) -> bool:

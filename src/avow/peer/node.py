@@ -143,12 +143,13 @@ class Node(Parts):
         held.write(request, write, now, lane=lane)
         self._touch(queue)
 
-    def lookup(self, request: int, queue: str, lane: int, write_id: bytes) -> None:
+    def lookup(self, request: int, queue: str, lane: int, write_id: bytes, *, since: int = 0) -> None:
+        """What became of a pub-sub write; `since` is a version its lane had reached before it was first sent."""
         held = self.pubsub.get(queue)
         if held is None:
             self._refuse(request, UnknownQueue.code, f"there is no pub-sub queue {queue!r} here")
             return
-        held.lookup(request, lane, write_id)
+        held.lookup(request, lane, write_id, since=since)
         self._touch(queue)
 
     def command(self, request: int, kind: int, control: bytes, *, write_id: bytes, now: float) -> None:

@@ -168,10 +168,10 @@ class PubSubWrites(PubSubLanes):
         found = book.window.find(write_id)
         assert found is not None, "it was found a moment ago"
         first, last = found
+        self.answers.append((request, Stored(lane, first)))
         if last <= book.version_at(self.core.cursor_of(lane)):
             self.answers.append((request, Done(first, last)))
             return
-        self.answers.append((request, Stored(lane, first)))
         self._own[lane].waiting.setdefault((last, first), []).append(request)
 
     def drain(self) -> Effects | None:

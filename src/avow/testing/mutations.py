@@ -116,15 +116,15 @@ class RepairedTooEarly(TwoPhaseCore):
 
 
 class AnswersOutliveQuestions(TwoPhaseCore):
-    """A donor's snapshot is taken for a coordinator's, also when the claim that asked for it was given up."""
+    """A donor's snapshot is taken for a coordinator's when the claim that asked for it was given up."""
 
     def _on_snapshot_fetched(self, source: int, message: Install) -> None:
-        if message.ballot != self.promised or self.role != FOLLOWER or self.full:
+        if not message.ballot or self.role != FOLLOWER or self.full:
             super()._on_snapshot_fetched(source, message)
             return
         if message.snapshot.position > self.committed:
             self._take_snapshot(message.snapshot)
-        self._stamp(message.ballot, self.committed)
+        self._stamp(self.promised, self.committed)
 
 
 class UnconfirmedReads(TwoPhaseCore):

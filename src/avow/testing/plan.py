@@ -45,6 +45,7 @@ class Plan(Struct, frozen=True):
     claim_jitter_s: float  # the less, the more claims cross each other
     memory_entries: int  # of a lane's log; older ones are read from storage. 0: storage is not read at all
     write_ids: int  # how many a lane remembers
+    snapshot_delays: int  # a snapshot is so many times as long on its way: whoever asked for it may have given up
 
     @property
     def tuning(self) -> Tuning:
@@ -79,16 +80,16 @@ _STORM_EXTRAS: Final = ((), ("members",) * 5, ("damage",) * 4, ("blink",) * 4)
 _STORM: Final = ("crash", "blink", "blink", "isolate", "isolate", "split", "split", "one-way", "pause")
 
 
-def draw_plan(seed: int, *, peers: int = 0, storm: bool = False) -> Plan:
-    """The plan of a seed. `peers` 0: three or five, as the seed says; `storm`: in any case, not in one of two."""
+def draw_plan(seed: int, *, peers: int = 0) -> Plan:
+    """The plan of a seed. `peers` 0: three or five, as the seed says."""
     rng = Random(seed * 2 + 1)
     size = peers or (3 if rng.random() < 0.6 else 5)
     quiet = rng.random() < 0.1  # no fault at all: what goes wrong then is plain wrong
-    stormy = rng.random() < 0.5 or storm  # one coordinator after the other: take-over logs in small pieces, cut short
+    stormy = rng.random() < 0.5  # one coordinator after the other: take-over logs in small pieces, cut short
     kinds = _STORM if stormy else tuple(kind for kind in FAULTS if kind in _ALWAYS or rng.random() < 0.45)
     if stormy:
         kinds = (*kinds, *rng.choice(_STORM_EXTRAS))
-    plan = Plan(
+    return Plan(
         seed=seed,
         peers=size,
         spare_peers=2 if size == 3 and "members" in kinds else 0,
@@ -114,7 +115,16 @@ def draw_plan(seed: int, *, peers: int = 0, storm: bool = False) -> Plan:
         claim_jitter_s=rng.choice((0.005, 0.03)) if stormy else rng.choice((0.1, 0.3)),
         memory_entries=rng.choice((0, 0, 1, 4) if stormy else (0, 1, 4, 12)),
         write_ids=WRITE_ID_WINDOW_COUNT,
+        snapshot_delays=1,
     )
+
+
+def draw_two_phase_plan(seed: int, *, peers: int = 0) -> Plan:
+    """The same with what is particular here: snapshots that come late, and lanes that forget write ids."""
+    rng = Random(seed * 5 + 3)
+    plan = draw_plan(seed, peers=peers)
+    if plan.duration_s < 2.0:  # a storm
+        plan = structs.replace(plan, snapshot_delays=20)
     return forgetful(plan, rng) if rng.random() < 0.2 else plan
 
 

@@ -246,7 +246,7 @@ def draw_bounds(seed: int) -> tuple[PubSubBounds, bool]:
     bounds = PubSubBounds(
         memory_entries=rng.choice((1, 4, 12)),
         memory_bytes=rng.choice((64, 4096)),
-        write_ids=rng.choice((10, 20, 1000)),
+        write_ids=rng.choice((2, 5, 1000)),
         snapshot_entries=rng.choice((2, 5, 20)),
         snapshot_bytes=rng.choice((64, 4096)),
         snapshot_bytes_per_entry=1000,

@@ -23,6 +23,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from avow.errors import Trimmed
 from avow.peer.answers import Answer, Done, Reached, Refusal, Stored
 from avow.peer.lane import Write
 from avow.peer.pubsub_run import PubSubPeer
@@ -243,5 +244,9 @@ class PubSubDriver(Driver[PubSubPeer, PubSubClient]):
         floor, end = book.index.trimmed_to, book.index.end
         after = floor + int(rng.random() * (end - floor + 1))
         for part in queue.ranges(lane, after, 5):
-            (entry,) = queue.reader(lane)(part.position - 1, 1, 1)
+            try:
+                (entry,) = queue.reader(lane)(part.position - 1, 1, 1)
+            except Trimmed:  # a peer that has just started may not have been told of it again
+                self.ledger.missing(lane, part.position)
+                continue
             self.ledger.served(lane, entry, offset=part.offset, first_version=part.first_version, count=part.count)

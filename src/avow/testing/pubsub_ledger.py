@@ -189,6 +189,11 @@ class PubSubLedger:
         if first_version != before + offset + 1 or offset + count > entry.count:
             raise Violation("agreement", f"lane {number}: {first_version} is not message {offset} of {entry}")
 
+    def missing(self, number: int, position: int) -> None:
+        """A reader was told that this entry was removed."""
+        if not self._removed(self.lanes[number], position):
+            raise Violation("lost", f"lane {number} at {position} cannot be read, and was not removed")
+
     def readable(self, peer: int, number: int, after: int, entries: list[Entry]) -> None:
         """A peer shows these entries of a lane from now on."""
         lane = self.lanes[number]

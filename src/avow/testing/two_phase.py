@@ -21,7 +21,7 @@ from avow.replication.two_phase.core import COORDINATOR
 from avow.testing.clients import AT_LEAST, LINEARIZABLE, Client, Operation
 from avow.testing.driver import Driver
 from avow.testing.ledger import Ledger, Violation
-from avow.testing.plan import Plan, draw_plan
+from avow.testing.plan import Plan, draw_two_phase_plan
 from avow.testing.simulation import Simulation, Verdict
 from avow.testing.world import Machine, World
 from avow.wire.messages import Entry, Kind, Snapshot
@@ -83,7 +83,7 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
 
     @staticmethod
     def draw(seed: int) -> Plan:
-        return draw_plan(seed)
+        return draw_two_phase_plan(seed)
 
     def _boot(self, world: World[QueueLane], machine: Machine[QueueLane]) -> QueueLane:
         found = machine.store.load().lanes
@@ -250,4 +250,4 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
 
 
 def simulate_two_phase(seed: int, *, peers: int = 0, tracing: bool = False) -> Verdict:
-    return TwoPhaseSimulation(draw_plan(seed, peers=peers), tracing=tracing).run()
+    return TwoPhaseSimulation(draw_two_phase_plan(seed, peers=peers), tracing=tracing).run()

@@ -24,7 +24,7 @@ from avow.replication.effects import Effects
 from avow.storage.memory import MemoryStore
 from avow.storage.store import Synced
 from avow.testing.plan import Plan
-from avow.wire.messages import Message, describe
+from avow.wire.messages import Install, Message, describe
 
 DELIVER: Final = 0
 SYNC: Final = 1
@@ -117,10 +117,11 @@ class World(Generic[R]):
         machine = self.machines[target]
         self._sequence += 1
         heap = self._heap
+        delay_s = self.delay_s() if type(message) is not Install else self.plan.snapshot_delays * self.delay_s()
         heappush(
             heap,
             (
-                self.now + self.delay_s(),
+                self.now + delay_s,
                 self._sequence,
                 DELIVER,
                 machine,

@@ -57,7 +57,7 @@ def test_each_write_of_a_merged_entry_is_answered_found_and_looked_up_by_itself(
     assert [three.answers[request][-1] for request in (1, 2, 3)] == [Done(1, 1), Done(2, 3), Done(4, 6)]
     peer.write(4, small("b", count=2), three.now, lane=lane)
     three.settle()
-    assert three.answers[4] == [Done(2, 3)]
+    assert three.answers[4] == [Stored(lane, 2), Done(2, 3)]
     three.kill(1)
     three.run(3.0)
     assert three.lookup(5, lane, "c", at=3) == Done(4, 6)

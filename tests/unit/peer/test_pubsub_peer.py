@@ -46,8 +46,8 @@ def test_a_write_is_named_at_once_and_done_when_a_quorum_has_it(three: Cluster) 
 def test_a_repeated_write_id_hears_the_first_outcome(three: Cluster) -> None:
     lane = three.peers[1].open_lane
     three.write(1, 1, b"a", count=2)
-    assert three.write(2, 1, b"a", count=2) == [Done(1, 2)]
-    assert three.write(3, 1, b"a", count=2, lane=lane) == [Done(1, 2)]
+    assert three.write(2, 1, b"a", count=2) == [Stored(lane, 1), Done(1, 2)]
+    assert three.write(3, 1, b"a", count=2, lane=lane) == [Stored(lane, 1), Done(1, 2)]
     assert three.peers[1].readable[lane] == 2
 
 

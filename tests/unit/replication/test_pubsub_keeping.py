@@ -18,6 +18,7 @@ from avow.wire.messages import (
     LaneEnqueue,
     LaneFetch,
     LaneFetched,
+    LaneHeartbeat,
     Message,
     Refill,
     Refilled,
@@ -218,3 +219,33 @@ def test_a_dropped_lane_leaves_nothing_on_disk_and_means_nothing_any_more() -> N
     core.tick(10.0)
     with pytest.raises(InvalidRequest):
         core.end_of(LANE)
+
+
+def beats(core: PubSubCore, first: int, last: int) -> list[int]:
+    """The heartbeats, counted in intervals, at which something was said."""
+    spoken = []
+    for beat in range(first, last + 1):
+        core.tick(beat * 1.01 * Tuning().heartbeat_interval_s)
+        if said(core, LaneHeartbeat):
+            spoken.append(beat)
+    return spoken
+
+
+def test_a_queue_in_which_nothing_happens_is_quiet_where_others_tell_who_is_there() -> None:
+    core = PubSubCore(me=3, incarnation=1, images={}, rng=lambda: 0.5, tuning=Tuning(), now=0.0, heard={})
+    core.members((1, 2, 3), ())
+    core.lane_opened(LANE, 1, 1, (1, 2, 3), 0.0)
+    core.heard[1] = 1e9  # its owner lives
+    assert beats(core, 1, 19) == [1]
+    core.receive(1, LaneEnqueue(LANE, 0, entries(1, 1), 0), 1.0)
+    core.heard[1] = 1e9
+    synced(core)
+    assert beats(core, 20, 45) == [20, 40], "there was something to say, and then nothing for a while"
+    core.receive(2, LaneHeartbeat(((LANE, 1, 1),)), 1.0)
+    core.receive(2, LaneHeartbeat(((LANE, 0, 0),)), 1.0)
+    assert beats(core, 46, 50) == [46], "somebody fell behind"
+
+
+def test_a_queue_that_is_alone_on_its_peer_is_heard_at_every_beat() -> None:
+    core = core_of()
+    assert beats(core, 1, 5) == [1, 2, 3, 4, 5]

@@ -84,7 +84,8 @@ async def trim_queue(api: Api, exchange: Exchange, asked: shapes.QueueParameters
     target = api.target(api.queue(asked.queue), content.lane)
     node, now, write_id = api.node, api.peer.now(), os.urandom(16)
     if target.queue.strategy == "pub-sub":
-        control = encode(LaneTrimCommand(target.number, content.upto_version))
+        upto = api.node.pubsub[target.queue.name].trim_limit(target.number, content.upto_version)
+        control = encode(LaneTrimCommand(target.number, upto))
         answer = await api.command(Kind.TRIM, control, write_id=write_id)
     else:
         write = Write(Kind.TRIM, write_id, control=encode(TrimCommand(content.upto_version)))

@@ -123,7 +123,7 @@ async def look_up_write(api: Api, exchange: Exchange, asked: shapes.LookupParame
         lane = asked.lane
         if not lane:
             raise InvalidRequest("name the lane this write was bound to; nothing can be known without it")
-        answer = await api.ask(lambda request: node.lookup(request, queue.name, lane, write_id))
+        answer = await api.ask(lambda request: node.lookup(request, queue.name, lane, write_id, since=asked.since))
         found = [(lane, answer)]
     else:
         lanes = range(queue.lanes) if asked.lane is None else (asked.lane,)

@@ -121,7 +121,7 @@ QUEUES: Final = (
         "/v1/queues/{queue}",
         "a queue and its lanes",
         shapes.QueueParameters,
-        right="read",
+        right="use",
         answer=shapes.Queue,
         errors=(UnknownQueue,),
     ),

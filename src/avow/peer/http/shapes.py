@@ -59,6 +59,7 @@ class EnqueueParameters(QueueParameters, frozen=True, kw_only=True):
 class LookupParameters(QueueParameters, frozen=True, kw_only=True):
     write_id: Hex32
     lane: LaneNumber | None = None
+    since: Version = 0
     timeout_s: Seconds = TIMEOUT_S
 
 

@@ -79,7 +79,7 @@ class Faults:
 
     async def run(self, until: Callable[[], bool]) -> None:
         """One after the other until it is time; the last one is undone, too."""
-        while not until() and not self.stuck:
+        while self._kinds and not until() and not self.stuck:
             await asyncio.sleep(self._random.uniform(0.3, 1.5))
             await self.perform(self._next())
 
@@ -229,10 +229,21 @@ class Faults:
         hurt = flip_bytes(sorted(folder.glob(pattern)), self._random, share=share)
         fault.what = f"{hurt} bytes of {name} of peer {number} changed"
         try:
-            await asyncio.to_thread(self.ground.cluster.restart, number, ready=False)
+            await asyncio.to_thread(self.ground.cluster.restart, number)
         except Offline as error:
             await self._replace(fault, number, error)
+        else:
+            await self._see_repaired(fault, number)
         return True
+
+    async def _see_repaired(self, fault: Fault, number: int) -> None:
+        """Two damaged copies may be too many: no second one is made while the first is not whole again."""
+        missing = await asyncio.to_thread(self.ground.wait_whole)
+        missing = missing or await asyncio.to_thread(self.ground.unreadable, number)
+        if missing:
+            fault.note = f"not repaired: {missing}; nothing else was damaged after that"
+            self._kinds = tuple(kind for kind in self._kinds if kind != "damage")
+            self._deck = [card for card in self._deck if not card.startswith("damage")]
 
     async def _replace(self, fault: Fault, number: int, error: Offline) -> None:
         """A peer whose promises may be lost refuses to start; its place is taken by a new one."""

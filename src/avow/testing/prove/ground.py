@@ -190,6 +190,16 @@ class Ground:
             time.sleep(0.1)
         return missing
 
+    def unreadable(self, number: int) -> str:
+        """Read everything that a peer holds; what it cannot show, also after some patience. Empty when it can."""
+        with self.api(number) as api:
+            for queue in api.get("/v1/queues")["queues"]:
+                for lane in queue["lanes"]:
+                    found = api.read_lane(number, queue["name"], lane["lane"])
+                    if found.unreadable:
+                        return f"lane {lane['lane']} of {queue['name']} after version {len(found.codes)}"
+        return ""
+
     # ------------------------------------------------------------------ disks
 
     @property
