@@ -114,7 +114,7 @@ class Housekeeping:
         node = self._node
         state = node.metadata.state
         voters, learners = state.peers.wanted(state.voters)
-        self._step(node.metadata, voters=voters, learners=learners, route=0)
+        self._step(node.metadata, voters=voters, learners=(*learners, *state.peers.leaving()), route=0)
         by_lane = {
             queue.first_lane + index: queue
             for queue in state.catalog.by_name.values()
@@ -149,9 +149,10 @@ class Housekeeping:
         node = self._node
         if node.metadata.core.role != COORDINATOR:
             return
-        lanes: list[TwoPhaseLane] = [node.metadata, *node.lanes.values()]
+        members = [node.metadata.core.members.voters]  # it may go on listening to the metadata lane until it is gone
+        members += [lane.core.members.everyone for lane in node.lanes.values()]
         for peer in node.metadata.state.peers.by_number.values():
-            if peer.state != "leaving" or any(peer.number in lane.core.members.everyone for lane in lanes):
+            if peer.state != "leaving" or any(peer.number in everyone for everyone in members):
                 continue
             if self._due(f"gone {peer.number}", now):
                 node.propose(Kind.PEER, encode(PeerCommand("gone", peer.number)), now)

@@ -120,8 +120,9 @@ class TwoPhaseLane(LaneReads):
     def tick(self, now: float) -> None:
         self.core.tick(now)
         self._follow_core()
-        for request, (_, since) in list(self._passed_on.items()):
-            if now - since > FORWARD_WAIT_S:
+        live = self.core.live_coordinator(now) if self._passed_on else 0
+        for request, (coordinator, since) in list(self._passed_on.items()):
+            if coordinator != live or now - since > FORWARD_WAIT_S:
                 del self._passed_on[request]
                 self.answers.append((request, LOST))
 

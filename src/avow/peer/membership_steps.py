@@ -34,6 +34,7 @@ def next_members(
         return None  # wait: removing somebody first would leave fewer copies than there could be
     for peer in sorted(current.voters, key=lambda peer: peer == me):
         if peer not in voters and len(current.voters) > 1:
-            return Members(tuple(other for other in current.voters if other != peer), current.learners)
+            listening_on = (*current.learners, peer) if peer in learners else current.learners
+            return Members(tuple(other for other in current.voters if other != peer), listening_on)
     stay = tuple(peer for peer in current.learners if peer in learners)
     return Members(current.voters, stay) if stay != current.learners else None

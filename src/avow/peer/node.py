@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import to_builtins
 
-from avow.errors import InvalidRequest, Offline, UnknownQueue
+from avow.errors import InvalidRequest, Offline, StorageDamaged, UnknownQueue
 from avow.peer.answers import Answer, Done, Reached, Refusal
 from avow.peer.backfill import HISTORY
 from avow.peer.housekeeping import OWN_REQUESTS, Housekeeping
@@ -166,8 +166,12 @@ class Node(Parts):
         if lane is None:
             self._reach_pubsub(request, number, level=level, version=version)
             return
-        if level == "linearizable":
+        if self._full and level != "local":
+            self._refuse(request, Offline.code, "this peer's disk is full, so it falls behind; ask another peer")
+        elif level == "linearizable":
             lane.read(request, now)
+        elif level == "at_least" and lane.state.end < version and not lane.core.online(now):
+            self._refuse(request, Offline.code, "this peer is cut off from a quorum and falls behind; ask another peer")
         elif level == "at_least":
             lane.read_at_least(request, version)
         else:
@@ -195,15 +199,22 @@ class Node(Parts):
     # ------------------------------------------------------------------ what clients read
 
     def read(self, number: int, *, after: int, max_count: int, max_bytes: int) -> list[Served]:
-        """Visible messages after a version. Raises Trimmed, InvalidRequest, Offline, StorageDamaged."""
-        lane = self.lanes.get(number)
-        if lane is not None:
-            after = min(after, lane.state.end)
-            return read_ranges(lane.state.ranges(after, max_count), lane.entries, max_bytes=max_bytes)
-        held = self.queue_of(number)
-        if held is None:
-            raise Offline(f"lane {number} is not held by this peer; ask another")
-        return read_ranges(held.ranges(number, after, max_count), held.reader(number), max_bytes=max_bytes)
+        """Visible messages after a version. Raises Trimmed, InvalidRequest, Offline, StorageDamaged.
+
+        What cannot be read here is copied again from the others, once somebody wanted it.
+        """
+        lane, held = self.lanes.get(number), self.queue_of(number)
+        try:
+            if lane is not None:
+                after = min(after, lane.state.end)
+                return read_ranges(lane.state.ranges(after, max_count), lane.entries, max_bytes=max_bytes)
+            if held is not None:
+                return read_ranges(held.ranges(number, after, max_count), held.reader(number), max_bytes=max_bytes)
+        except StorageDamaged as damage:
+            if len(self.metadata.state.voters) == 1:
+                raise
+            raise Offline(f"{damage}. It is being copied again; ask another peer") from damage
+        raise Offline(f"lane {number} is not held by this peer; ask another")
 
     def peek(self, number: int, version: int) -> tuple[Entry, int, bool, tuple[int, ...]] | None:
         """By its version id, also a message that is not committed: (entry, offset in it, committed, who stored it)."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from uuid import UUID
 
 from avow.errors import DiskFull, FolderUnusable
@@ -38,6 +39,14 @@ from avow.wire.messages import Message
 log = logging.getLogger("avow.peer")
 
 TICK_S: Final = 0.02
+_EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
+
+
+def end_process(error: Exception) -> NoReturn:
+    """What was drained and not performed is lost to this process, so it must not go on: a new start reads the disk."""
+    log.critical("this peer ends because it can no longer tell what it has done", exc_info=error)
+    logging.shutdown()
+    os._exit(_EXIT_STATUS)
 
 
 class Peer:
@@ -150,7 +159,10 @@ class Peer:
         self.book.meet(hello.peer, hello.identity)
 
     def received(self, source: int, route: int, message: Message) -> None:
-        self.node.receive(source, route, message, time.monotonic())
+        try:
+            self.node.receive(source, route, message, time.monotonic())
+        except Exception as error:
+            end_process(error)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._perform)
@@ -164,8 +176,14 @@ class Peer:
     # ------------------------------------------------------------------ drain, write, send, answer
 
     def _perform(self) -> None:
-        """Storage last: its thread starts as soon as this one lets go of the interpreter, and not in the middle."""
         self._scheduled = False
+        try:
+            self._drain()
+        except Exception as error:
+            end_process(error)
+
+    def _drain(self) -> None:
+        """Storage last: its thread starts as soon as this one lets go of the interpreter, and not in the middle."""
         node, links = self.node, self.links
         assert links is not None
         effects = node.drain()
@@ -197,9 +215,12 @@ class Peer:
 
     def _synced(self, _receipt: Synced) -> None:
         """Of the oldest write that is not done: receipts come in the order of writes."""
-        self._finish()
-        while self._undone and not self._undone[0].persist:
+        try:
             self._finish()
+            while self._undone and not self._undone[0].persist:
+                self._finish()
+        except Exception as error:
+            end_process(error)
         self.wake()
 
     def _finish(self) -> None:
@@ -221,6 +242,14 @@ class Peer:
     # ------------------------------------------------------------------ time
 
     def _tick(self) -> None:
+        try:
+            self._mind_time()
+        except Exception as error:
+            end_process(error)
+        self.wake()
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def _mind_time(self) -> None:
         node = self.node
         while self._unwritten:
             effects = self._unwritten.popleft()
@@ -234,8 +263,6 @@ class Peer:
         self._learn_peers()
         if node.housekeeping.refused and self.failed is not None and not self.failed.done():
             self.failed.set_result(node.housekeeping.refused)
-        self.wake()
-        self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def _learn_peers(self) -> None:
         """What the metadata lane says of peers goes into the book, and links follow it."""

@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from avow.peer.answers import Answer
+from avow.peer.backfill import HISTORY
 from avow.peer.metadata_lane import (
     EndDecided,
     Fact,
@@ -33,6 +34,7 @@ from avow.peer.metadata_lane import (
     TableTold,
 )
 from avow.peer.pubsub_book import LaneBook, PubSubBounds
+from avow.peer.pubsub_mending import Mending
 from avow.peer.pubsub_proposals import Proposal, Proposals
 from avow.queue.commands import LaneEndCommand, LaneOpenCommand, encode
 from avow.queue.lane_table import Lane
@@ -41,7 +43,7 @@ from avow.replication.pubsub.core import PubSubCore
 from avow.replication.pubsub.keeping import emptied
 from avow.replication.pubsub.lane import Read
 from avow.replication.tuning import Tuning
-from avow.wire.messages import Entry, Fence, Kind, Message
+from avow.wire.messages import Entry, Fence, Kind, LaneFetched, Message
 
 
 class PubSubLanes(ABC):
@@ -88,6 +90,7 @@ class PubSubLanes(ABC):
         self._books: dict[int, LaneBook] = {}
         self._told_to = 0  # the highest number of a lane the metadata lane told of, of any queue
         self._proposals = Proposals(tuning, control=self._control)
+        self._mending = Mending(self.core, read, self._books.get)
         self._prepare()
 
     @abstractmethod
@@ -100,6 +103,8 @@ class PubSubLanes(ABC):
         self._now = now
         if type(message) is Fence and self._is_forgotten(message.lane):
             return  # its sender lags; there is nothing left to end
+        if type(message) is LaneFetched and self._mending.take(message, now):
+            return
         self.core.receive(source, message, now)
         if self.core.has_news:
             self._take_news()
@@ -111,6 +116,7 @@ class PubSubLanes(ABC):
         if self.core.has_news:
             self._take_news()
         self._proposals.tick(now)
+        self._mending.tick(now)
 
     def wake_at(self) -> float:
         beat_at = self.core.wake_at()
@@ -184,6 +190,7 @@ class PubSubLanes(ABC):
             self.core.drop(number)
             return
         self._begin(number, position, state)
+        self._mending.opened(number, self._images.pop(number | HISTORY, None))
         if self.core.own_lane == number:
             self._own_opened(number)
         if lane.peer == self.me:
@@ -205,6 +212,8 @@ class PubSubLanes(ABC):
         """Nobody will read the lane again."""
         if self.core.has_news:
             self._take_news()
+        for effect in self._mending.dropped(number):
+            self.core.keep(number, effect)
         self.core.drop(number)
         del self._books[number]
         self.readable.pop(number, None)
@@ -312,6 +321,7 @@ class PubSubLanes(ABC):
             self.core.save_snapshot(lane, book.shown, book.snapshot())
         book.removed_to = position
         self.core.save_trim(lane, position)
+        self._mending.trimmed(lane)
 
     def _start_of(self, lane: int) -> tuple[int, bytes] | None:
         book = self._books.get(lane)
@@ -347,7 +357,7 @@ class PubSubLanes(ABC):
 def forgotten_images(images: dict[int, LaneImage], told: TableTold) -> list[Persist]:
     """For images of lanes that were forgotten while this peer was away: taken out, and what empties them on disk."""
     saves: list[Persist] = []
-    for number in [number for number in images if told.forgets(number)]:
+    for number in [number for number in images if told.forgets(number & ~HISTORY)]:
         image = images.pop(number)
         base = image.snapshot.position if image.snapshot else 0
         if image.entries or image.snapshot is None or image.snapshot.state:

@@ -85,7 +85,7 @@ class PubSubQueue(PubSubWrites):
         """Readable entries by position: (after, max_entries, max_bytes). Raises Trimmed, StorageDamaged."""
 
         def read(after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
-            return _first_of(self.core.entries(lane, after=after, limit=max_entries), max_bytes)
+            return _first_of(self._mending.entries(lane, after, max_entries), max_bytes)
 
         return read
 

@@ -54,8 +54,13 @@ class PeerTable:
     def of_identity(self, identity: bytes) -> PeerInfo | None:
         return next((peer for peer in self.by_number.values() if peer.identity == identity), None)
 
+    def leaving(self) -> tuple[int, ...]:
+        """They go on listening to the metadata lane until they are gone: or they would never hear that they leave, and
+        hold on to whatever they coordinate."""
+        return tuple(sorted(peer.number for peer in self.by_number.values() if peer.state == "leaving"))
+
     def wanted(self, voters: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Voters and learners the cluster should come to have, given those it has."""
+        """Voters and learners a lane should come to have, given the voters of the cluster."""
         leaving = {peer.number for peer in self.by_number.values() if peer.state not in _STAYS}
         ready = {peer.number for peer in self.by_number.values() if peer.state == "ready"}
         joining = {peer.number for peer in self.by_number.values() if peer.state == "joining"}

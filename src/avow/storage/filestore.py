@@ -42,6 +42,7 @@ from avow.wire.messages import Entry
 _GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 _APPLY_ABOVE_BYTES: Final = 1024 * 1024  # of log written; until then readers get the entries from memory
 _IDLE_S: Final = 0.05  # without writes for so long, the log says that it was synced to its end
+_FULL_S: Final = 0.25  # on a full disk: how often to look whether space was freed
 _EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -205,7 +206,7 @@ class FileStore:
                 waiting = [self._queue.get(timeout=timeout)]
             except Empty:
                 self.rest()
-                timeout = None
+                timeout = _FULL_S if self.full else None
                 continue
             waiting += [self._queue.get() for _ in range(self._queue.qsize())]
             self._commit_waiting(waiting)
@@ -222,6 +223,7 @@ class FileStore:
         self._wal.mark()
         self._apply()
         self._retry_stalled()
+        self._room.look_again()
 
     def _commit_waiting(self, waiting: Sequence[Queued | None]) -> None:
         group = Group()

@@ -69,6 +69,11 @@ class Room:
         self._files.remove(_PATH)
         self.full = True
 
+    def look_again(self) -> None:
+        """Space may have been freed by others. Twice the reserve must fit, so that this does not flicker."""
+        if self.full and self._files.free_bytes() - (self._claimed - self._settled) >= 2 * self._reserved_bytes:
+            self.full = False
+
     def restore(self) -> None:
         """Make the reserved file, if it is missing and there is room for it twice."""
         if _PATH in self._files.names(".") or self._files.free_bytes() < 2 * self._reserved_bytes:

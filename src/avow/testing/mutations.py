@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from avow.peer.answers import Refusal
 from avow.peer.lane import Waiting, Write
 from avow.peer.lane_reads import Asker
@@ -29,6 +31,7 @@ from avow.replication.two_phase.progress import Progress
 from avow.storage.memory import MemoryStore
 from avow.testing.hunt import Mutation
 from avow.testing.naive import NaiveSimulation
+from avow.testing.plan import Plan, draw_two_phase_plan
 from avow.testing.two_phase import TwoPhaseSimulation
 from avow.testing.world import AckBeforeSyncWorld, Machine, World
 from avow.wire.messages import Entry, Install, Snapshot
@@ -280,9 +283,20 @@ class SnapshotWithoutTransactions(QueueLane):
         self.state.transactions.opened = opened
 
 
-def _with_core(core: type[TwoPhaseCore]) -> type[TwoPhaseSimulation]:
+class DamageWeather(TwoPhaseSimulation):
+    """Three peers, one damaged disk after the other: for a rule that matters only then."""
+
+    @staticmethod
+    def draw(seed: int) -> Plan:
+        plan = draw_two_phase_plan(seed)
+        return replace(plan, faults=(*plan.faults, *("damage",) * 6), peers=3, spare_peers=0)
+
+
+def _with_core(
+    core: type[TwoPhaseCore], simulation: type[TwoPhaseSimulation] = TwoPhaseSimulation
+) -> type[TwoPhaseSimulation]:
     lane = type(f"{core.__name__}Lane", (QueueLane,), {"core_class": core})
-    return type(f"{core.__name__}Simulation", (TwoPhaseSimulation,), {"lane_class": lane})
+    return type(f"{core.__name__}Simulation", (simulation,), {"lane_class": lane})
 
 
 def _with_lane(lane: type[QueueLane]) -> type[TwoPhaseSimulation]:
@@ -304,7 +318,11 @@ TWO_PHASE_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("count an unstamped peer", "a quorum of copies that nobody need find", _with_core(CountUnstamped), True),
     Mutation("forget promises", "a promise is not written down", _with_core(ForgetPromises)),
     Mutation("damage is absence", "a log that lost entries votes like a short one", _with_core(DamageIsAbsence)),
-    Mutation("repaired too early", "a damaged log counts before it is whole again", _with_core(RepairedTooEarly)),
+    Mutation(
+        "repaired too early",
+        "a damaged log counts before it is whole again",
+        _with_core(RepairedTooEarly, DamageWeather),
+    ),
     Mutation("answers outlive questions", "a stamp from a claim given up", _with_core(AnswersOutliveQuestions)),
     Mutation("unconfirmed reads", "a coordinator trusts that it still is one", _with_core(UnconfirmedReads)),
     Mutation("commit what was not matched", "the cursor is believed for any entry", _with_core(CommitUnmatched)),

@@ -145,8 +145,9 @@ class TwoPhaseSimulation(Simulation[QueueLane]):
         image = machine.store.load().lanes.get(LANE)
         if image is None or not image.entries:
             return False
-        at = int(self.world.rng.random() * len(image.entries))
-        machine.store.damage(LANE, image.entries[at].position)
+        rng = self.world.rng
+        at = int(rng.random() * rng.random() * len(image.entries))  # mostly among the last: those it was counted for
+        machine.store.damage(LANE, image.entries[-1 - at].position)
         machine.store.load()
         return True
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from pubsub_peers import TINY, Cluster, data
 
-from avow.errors import InvalidRequest, StorageDamaged, Trimmed
+from avow.errors import InvalidRequest, Offline, StorageDamaged, Trimmed
 from avow.peer.answers import Done, Refusal
 from avow.peer.lane import Write
 from avow.peer.pubsub_book import PubSubBounds
@@ -96,11 +96,29 @@ def test_a_donor_that_cannot_read_an_old_entry_leaves_it_to_another(three: Clust
     three.peers[2].receive(3, LaneFetch(lane, 0), three.now)
     effects = three.peers[2].drain()
     assert effects is None or not [message for _, message in effects.sends_now if isinstance(message, LaneFetched)]
-    with pytest.raises(StorageDamaged):
+    with pytest.raises(Offline, match="copied here again"):
         three.values(2, lane)
     three.start(3)
     three.run(1.0)
     assert three.values(3, lane) == LETTERS
+
+
+def test_an_old_part_that_cannot_be_read_is_copied_again_and_outlives_a_restart(three: Cluster) -> None:
+    lane = three.write_all(1, LETTERS)
+    three.stores[2].damage(lane, 3)
+    with pytest.raises(StorageDamaged):
+        three.values(2, lane)
+    with pytest.raises(Offline, match="ask another peer"):
+        three.values(2, lane)
+    three.run(1.0)
+    assert three.values(2, lane) == LETTERS
+    three.kill(2)
+    three.start(2)
+    three.run(1.0)
+    assert three.values(2, lane) == LETTERS
+    assert three.write_all(1, "mnop") == lane
+    three.run(0.5)
+    assert three.values(2, lane) == LETTERS + "mnop"
 
 
 # Write ids

@@ -29,8 +29,27 @@ def list_subscribers(api: Api, exchange: Exchange, asked: shapes.QueueParameters
     api.answer(exchange, shapes.Subscribers(list(_subscribers(api, api.queue(asked.queue)).values())))
 
 
-def show_subscriber(api: Api, exchange: Exchange, asked: shapes.SubscriberParameters, content: None) -> None:  # noqa: ARG001
+async def show_subscriber(api: Api, exchange: Exchange, asked: shapes.SubscriberParameters, content: None) -> None:  # noqa: ARG001
+    """As of now: who was told that a cursor moved does not see it go back, whichever peer is asked."""
+    behind = await _behind(api, api.queue(asked.queue))
+    if behind is not None:
+        exchange.reply(reply_of_answer(behind, details={"subscriber": asked.name}))
+        return
     api.answer(exchange, _known(api, api.queue(asked.queue), asked.name))
+
+
+async def _behind(api: Api, queue: Queue) -> Answer | None:
+    """None once this peer has applied every move that was acknowledged before."""
+    if queue.strategy == "pub-sub":
+        answers = [await api.catch_up()]
+    else:
+        node, now = api.node, api.peer.now()
+
+        def start(target: Target, request: int) -> None:
+            node.reach(request, target.number, level="linearizable", version=0, now=now)
+
+        answers = await api.ask_all([partial(start, api.target(queue, lane)) for lane in range(queue.lanes)])
+    return next((answer for answer in answers if not isinstance(answer, Done)), None)
 
 
 async def move_cursor(api: Api, exchange: Exchange, asked: shapes.SubscriberParameters, content: shapes.Cursor) -> None:

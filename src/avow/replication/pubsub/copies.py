@@ -22,7 +22,7 @@ that position makes it its new beginning; to any other it is a duplicate.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from avow.errors import InvalidRequest, StorageDamaged, Trimmed
 from avow.ids import REPAIRING, ballot_of
@@ -70,6 +70,7 @@ class Copies(Outbox):
         self._lost: list[int] = []
         self._begun: list[tuple[int, int, bytes]] = []
         self.starts: Start | None = None  # set by whoever keeps the lanes' states
+        self.unreadable: Callable[[int, int], None] | None = None  # (lane, position): storage could not read it
 
     def _claim(self, number: int) -> Lane:
         """The lane of this number; if it is new here, from what the disk holds of it."""
@@ -255,6 +256,8 @@ class Copies(Outbox):
         except Trimmed:
             return self._start_of(lane)
         except StorageDamaged:
+            if self.unreadable is not None:
+                self.unreadable(lane.number, after + 1)
             return ()
 
     def _start_of(self, lane: Lane) -> tuple[Entry, ...]:

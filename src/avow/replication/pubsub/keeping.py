@@ -17,7 +17,7 @@ from avow.replication.effects import LaneImage, Persist, SaveSnapshot, SaveTrim
 from avow.replication.pubsub.lane import Lane, Read, one_frame
 from avow.replication.pubsub.settle import Settling
 from avow.replication.tuning import Tuning
-from avow.wire.messages import Entry, Snapshot
+from avow.wire.messages import Entry, Message, Snapshot
 
 
 class Keeping(Settling):
@@ -94,6 +94,22 @@ class Keeping(Settling):
         lane = self._known_lane(number)
         lane.forget(upto)
         self._save(lane, SaveTrim(number, upto))
+
+    def keep(self, number: int, effect: Persist) -> None:
+        """Persist something beside the entries, with whatever is persisted next."""
+        self._save(self._known_lane(number), effect)
+
+    def say(self, peer: int, message: Message) -> None:
+        """Send at once, beside the core's own messages."""
+        self._send_now(peer, message)
+
+    def donors_of(self, number: int, now: float) -> list[int]:
+        """Peers that may hold what is readable here, those heard lately."""
+        return [peer for peer in self._known_lane(number).audience if self._fresh(peer, now)]
+
+    def base_of(self, number: int) -> int:
+        """Entries up to here are on disk only."""
+        return self._known_lane(number).base
 
     def drop(self, number: int) -> None:
         """Nobody will read the lane again: storage lets go of it, and frames about it mean nothing any more."""

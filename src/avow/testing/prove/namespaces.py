@@ -60,8 +60,12 @@ class NamespaceNetwork:
         self._tokens = folder / "tokens.toml"
         digest = hashlib.sha256(self._token.encode()).hexdigest()
         self._tokens.write_text(f'[[token]]\nname = "prove"\nsha256 = "{digest}"\nadmin = true\n')
-        self._subnet = self._open_bridge()
-        make_certificates(folder, [self._address(place) for place in range(1, PEERS_MAX + 1)])
+        try:
+            self._subnet = self._open_bridge()
+            make_certificates(folder, [self._address(place) for place in range(1, PEERS_MAX + 1)])
+        except BaseException:
+            self.close()
+            raise
 
     # ------------------------------------------------------------------ peers
 
