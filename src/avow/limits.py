@@ -16,7 +16,7 @@ WRITE_ID_SIZE_BYTES: Final = 16
 IDENTITY_SIZE_BYTES: Final = 16  # a uuid
 
 # Frames between peers
-FRAME_SIZE_BYTES_MAX: Final = 16 * MIB
+FRAME_SIZE_BYTES_MAX: Final = 48 * MIB  # a lane's snapshot is one frame; entries are sent in smaller ones
 ENQUEUE_ENTRIES_MAX: Final = 256
 ENQUEUE_SIZE_BYTES_MAX: Final = 8 * MIB
 IN_FLIGHT_ENTRIES_MAX: Final = 4_096
@@ -36,6 +36,7 @@ PEERS_EVER_COUNT: Final = 4_096  # numbers given out in a cluster's life; none i
 WRITE_ID_WINDOW_COUNT: Final = 65_536
 DECIDED_TRANSACTIONS_COUNT: Final = 65_536
 OPEN_TRANSACTIONS_COUNT: Final = 1_024
+VISIBLE_BATCHES_COUNT: Final = 4_000_000  # in one lane: 8 bytes each in memory and in every snapshot
 STAGED_BATCHES_COUNT: Final = 65_536  # in one open transaction
 SUBSCRIBERS_COUNT: Final = 4_096
 

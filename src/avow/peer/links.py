@@ -33,7 +33,7 @@ from avow.wire.stream import Decoder
 
 log = logging.getLogger("avow.links")
 
-UNSENT_SIZE_BYTES_MAX: Final = 48 * MIB  # to one peer; three frames of the largest kind
+UNSENT_SIZE_BYTES_MAX: Final = 64 * MIB  # to one peer; more than the largest frame
 HELLO_WAIT_S: Final = 3.0
 STOP_WAIT_S: Final = 1.0  # for what is still unsent
 _DIAL_AFTER_S: Final = (0.02, 0.05, 0.1, 0.2, 0.4)

@@ -258,6 +258,7 @@ class Peer:
             if len(self._unwritten) > waiting:  # still no room: it goes back to the front
                 self._unwritten.rotate(1)
                 break
+        self.store.rest_if_idle(time.monotonic())
         node.disk_full(full=self.store.full or bool(self._unwritten))
         node.tick(time.monotonic(), self.now_ms())
         self._learn_peers()

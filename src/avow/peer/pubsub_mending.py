@@ -124,7 +124,7 @@ class Mending:
             self._core.say(*question)
 
     def _keep(self, number: int, backfill: Backfill) -> None:
-        """Storage shows what was written before it is synced; a restart sees how far it came. So no ticket is needed."""
+        """Storage shows what was written before it is synced; a restart sees how far it came. No ticket is needed."""
         for effect in backfill.take_saves(0):
             self._core.keep(number, effect)
 

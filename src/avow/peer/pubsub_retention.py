@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from avow.peer.pubsub_book import LaneBook
 from avow.queue.catalog import VectorCursor
 from avow.queue.commands import LaneTrimCommand, RetentionRules, TrimRule
-from avow.queue.retention import StoredFile
+from avow.queue.retention import StoredFile, aged_to, surplus_to
 
 
 def lane_trim(
@@ -48,29 +48,8 @@ def _given_up(
     """For each rule that is set, the last version it no longer asks to keep."""
     index = book.index
     if rules.age_s is not None:
-        yield index.last_version_within(_aged(files, before_ms=now_ms - 1000 * rules.age_s)), "age"
+        yield index.last_version_within(aged_to(files, before_ms=now_ms - 1000 * rules.age_s)), "age"
     if rules.size_bytes is not None:
-        yield index.last_version_within(_surplus(files, keep_bytes=rules.size_bytes)), "size"
+        yield index.last_version_within(surplus_to(files, keep_bytes=rules.size_bytes)), "size"
     if rules.passed and cursors:
         yield min(*cursors, index.end), "passed"
-
-
-def _aged(files: Sequence[StoredFile], *, before_ms: int) -> int:
-    """The last position of the oldest files that are older than this without exception."""
-    position = 0
-    for file in files:
-        if file.newest_ms >= before_ms:
-            break
-        position = file.last_position
-    return position
-
-
-def _surplus(files: Sequence[StoredFile], *, keep_bytes: int) -> int:
-    """The last position of the oldest files without which `keep_bytes` are still there."""
-    position, left = 0, sum(file.size_bytes for file in files)
-    for file in files:
-        left -= file.size_bytes
-        if left < keep_bytes:
-            break
-        position = file.last_position
-    return position

@@ -27,8 +27,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from avow.errors import InvalidRequest, LaneEnded, Offline, Refused
-from avow.limits import WAITING_REQUESTS_MAX
+from avow.errors import InvalidRequest, LaneEnded, Offline, Refused, TooMany
+from avow.limits import VISIBLE_BATCHES_COUNT, WAITING_REQUESTS_MAX
 from avow.peer.answers import LOST, Done, Refusal, Stored
 from avow.peer.lane import Write
 from avow.peer.merging import UNMERGEABLE, Held, shape_of
@@ -61,6 +61,8 @@ class OwnLane:
 
 
 class PubSubWrites(PubSubLanes):
+    visible_batches_max = VISIBLE_BATCHES_COUNT
+
     def _prepare(self) -> None:
         self._own: dict[int, OwnLane] = {}
         self._held: Held[int] = Held()
@@ -104,6 +106,8 @@ class PubSubWrites(PubSubLanes):
         lane = self.core.own_lane
         if lane is None or len(self._own[lane].waiting) >= WAITING_REQUESTS_MAX:
             self.answers.append((request, Refusal(Offline.code)))
+        elif len(self._books[lane].index.rows) >= self.visible_batches_max:
+            self.answers.append((request, Refusal(TooMany.code, reason="the lane holds too many batches; trim it")))
         elif not self._is_new(lane, write, since):
             self._refuse_unknown(request, lane)
         elif (shape := shape_of(write)) == UNMERGEABLE:

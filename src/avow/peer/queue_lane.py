@@ -19,6 +19,7 @@ from avow.limits import (
     LOG_MEMORY_ENTRIES_MAX,
     LOG_MEMORY_SIZE_BYTES_MAX,
     STAGE_DEADLINE_S_MAX,
+    VISIBLE_BATCHES_COUNT,
     WAITING_REQUESTS_MAX,
 )
 from avow.peer.answers import Done
@@ -49,6 +50,7 @@ class QueueLane(TwoPhaseLane):
     state: QueueState
     _projection: Projection | None = None  # only while coordinating
     _trimmed_log = 0  # entries up to here were given up for deletion in this run
+    visible_batches_max = VISIBLE_BATCHES_COUNT
     _trim_at = 0  # the trim this coordinator proposed last
 
     def __init__(
@@ -285,9 +287,12 @@ class QueueLane(TwoPhaseLane):
 
     def _foresee(self, write: Write) -> Known | Refusal | None:
         assert self._projection is not None, "asked while not coordinating"
-        return self._projection.check(
+        known = self._projection.check(
             write.kind, write_id=write.write_id, expected=write.expected, control=write.control
         )
+        if known is None and write.count and len(self.state.visible.rows) >= self.visible_batches_max:
+            return Refusal(TooMany.code)  # trim it, or spread the queue over more lanes
+        return known
 
     def _track(self, entry: Entry, writes: Writes = ()) -> None:
         if self._projection is not None:

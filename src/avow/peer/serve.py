@@ -41,6 +41,7 @@ log = logging.getLogger("avow.peer")
 _NAMESPACE: Final = UUID("6f1e5a0e-2d7c-5b1e-9a53-4c1f2f0f8a11")
 _SWITCH_INTERVAL_S: Final = 1e-5  # the sync thread must not wait for the loop's 5 ms turn of the interpreter
 _FILES_WANTED: Final = 65_536
+_SYNC_IN_PLACE_BELOW_S: Final = 1e-3  # a hand-over to the sync thread and back costs a good part of that
 
 
 def run(settings: Settings) -> int:
@@ -76,7 +77,7 @@ async def _serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     cluster, identity, folder, book = await asyncio.to_thread(claim_folder, settings)
-    store = FileStore(folder.files, call_soon=loop.call_soon_threadsafe)
+    store = FileStore(folder.files, call_soon=loop.call_soon_threadsafe, in_place_below_s=_SYNC_IN_PLACE_BELOW_S)
     image = await asyncio.to_thread(store.load)
     for flaw in [*folder.damage, *image.damage]:
         log.warning("%s", flaw)

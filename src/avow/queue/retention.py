@@ -67,17 +67,17 @@ def _given_up(
     """For each rule that is set, the last version it no longer asks to keep."""
     proposals: list[tuple[TrimRule, int]] = []
     if rules.age_s is not None:
-        aged = _aged(files, before_ms=now_ms - 1000 * rules.age_s)
+        aged = aged_to(files, before_ms=now_ms - 1000 * rules.age_s)
         proposals.append(("age", state.visible.last_version_within(aged)))
     if rules.size_bytes is not None:
-        surplus = _surplus(files, keep_bytes=rules.size_bytes)
+        surplus = surplus_to(files, keep_bytes=rules.size_bytes)
         proposals.append(("size", state.visible.last_version_within(surplus)))
     if rules.passed:
         proposals.append(("passed", state.subscribers.passed_by_all()))
     return proposals
 
 
-def _aged(files: Sequence[StoredFile], *, before_ms: int) -> int:
+def aged_to(files: Sequence[StoredFile], *, before_ms: int) -> int:
     """The last position of the oldest files that are older than this without exception."""
     position = 0
     for file in files:
@@ -87,7 +87,7 @@ def _aged(files: Sequence[StoredFile], *, before_ms: int) -> int:
     return position
 
 
-def _surplus(files: Sequence[StoredFile], *, keep_bytes: int) -> int:
+def surplus_to(files: Sequence[StoredFile], *, keep_bytes: int) -> int:
     """The last position of the oldest files without which `keep_bytes` are still there."""
     position, left = 0, sum(file.size_bytes for file in files)
     for file in files:

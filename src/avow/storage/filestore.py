@@ -10,6 +10,10 @@ Two threads besides the caller's, and what each may do:
 Encoding happens in `write`, while the sync thread sits in the sync before: that time is free. Receipts are handed out
 before lane files are touched, because the log alone makes an operation durable.
 
+Handing a write to another thread and hearing back costs about as much as a fast disk's sync. With `in_place_below_s`, a
+write that finds nothing else waiting is therefore synced by its caller, as long as recent syncs took less than that;
+its callback runs before `write` returns. What arrives meanwhile waits in the caller's sockets and shares the next one.
+
 With `background=False` there are no threads: `sync` does one round, and settling happens inside it. Tests cut the power
 in that mode, and tools that only read use it. It is the same code.
 """
@@ -22,7 +26,8 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, NoReturn
+from time import monotonic
+from typing import Final, NoReturn, TypeAlias
 
 from avow.errors import DiskFull, StorageDamaged, TooLarge
 from avow.queue.retention import StoredFile
@@ -43,7 +48,10 @@ _GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 _APPLY_ABOVE_BYTES: Final = 1024 * 1024  # of log written; until then readers get the entries from memory
 _IDLE_S: Final = 0.05  # without writes for so long, the log says that it was synced to its end
 _FULL_S: Final = 0.25  # on a full disk: how often to look whether space was freed
+_SYNC_WEIGHT: Final = 0.1  # of the newest sync in what syncs are said to take
 _EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
+
+CallSoon: TypeAlias = Callable[[Callable[[], None]], object]
 
 
 def end_process(error: BaseException) -> NoReturn:
@@ -62,15 +70,21 @@ class FileStore:
         *,
         sizes: Sizes = Sizes(),  # noqa: B008 - frozen
         background: bool = True,
-        call_soon: Callable[[Callable[[], None]], object] | None = None,
+        call_soon: CallSoon | None = None,
         fatal: Callable[[BaseException], NoReturn] = end_process,
         nonce: Callable[[], int] = lambda: int.from_bytes(os.urandom(4), "little"),
+        in_place_below_s: float = 0.0,
     ) -> None:
         self._files, self._sizes, self._background, self._nonce = files, sizes, background, nonce
         self._call_soon, self._fatal = call_soon, fatal
         self._room = Room(files, reserved_bytes=sizes.reserved_bytes)
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()  # order of writes: lsn, lane states, queue
+        self._committing = threading.Lock()  # held by whichever thread writes the log and lane files
+        self._in_place_below_s = in_place_below_s
+        self._sync_s = 0.0  # what a sync takes, recently
+        self._synced_at = 0.0
+        self._handed_over = self._taken_over = 0  # writes given to the sync thread, and those it is done with
         self._queue: SimpleQueue[Queued | None] = SimpleQueue()
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -140,7 +154,24 @@ class FileStore:
             self._lsn = queued.last_lsn = lsn
             self._writes += 1
             self._operations += len(ops)
+            if self._may_sync_here() and self._committing.acquire(blocking=False):
+                try:
+                    self._commit_waiting((queued,), call_soon=None)
+                finally:
+                    self._committing.release()
+                return
+            self._handed_over += 1
             self._queue.put(queued)
+
+    def _may_sync_here(self) -> bool:
+        """Nothing written before waits for the other thread, and the disk is quick."""
+        return self._taken_over == self._handed_over and self._sync_s < self._in_place_below_s and self._background
+
+    def rest_if_idle(self, now: float) -> None:
+        """For a caller that syncs in place: call it now and then, so that the sync thread does what it does at rest."""
+        if self._unapplied and now - self._synced_at > _IDLE_S and self._taken_over == self._handed_over:
+            self._handed_over += 1
+            self._queue.put(Queued(_nothing))
 
     def _admit(self, queued: Queued) -> None:
         """All or nothing, before anything is taken."""
@@ -192,7 +223,7 @@ class FileStore:
         """Without threads: make everything written so far durable and run its callbacks."""
         if self._background:
             raise RuntimeError("this store has a thread that syncs")
-        self._commit_waiting([self._queue.get() for _ in range(self._queue.qsize())])
+        self._commit_waiting([self._queue.get() for _ in range(self._queue.qsize())], call_soon=self._call_soon)
 
     @property
     def pending(self) -> int:
@@ -209,7 +240,9 @@ class FileStore:
                 timeout = _FULL_S if self.full else None
                 continue
             waiting += [self._queue.get() for _ in range(self._queue.qsize())]
-            self._commit_waiting(waiting)
+            with self._committing:
+                self._commit_waiting(waiting, call_soon=self._call_soon)
+                self._taken_over += len(waiting)
             if waiting[-1] is None:
                 return
             timeout = _IDLE_S
@@ -220,44 +253,50 @@ class FileStore:
         The sync thread does this by itself; without threads it is for the owner to call.
         """
         assert self._wal is not None
-        self._wal.mark()
-        self._apply()
-        self._retry_stalled()
-        self._room.look_again()
+        with self._committing:
+            self._wal.mark()
+            self._apply()
+            self._retry_stalled()
+            self._room.look_again()
 
-    def _commit_waiting(self, waiting: Sequence[Queued | None]) -> None:
+    def _commit_waiting(self, waiting: Sequence[Queued | None], *, call_soon: CallSoon | None) -> None:
         group = Group()
         taken: list[Queued] = []
         for queued in waiting:
             if queued is None:
                 break
+            if queued.then is _nothing:
+                continue  # only to wake the thread
             if taken and group.size_with(queued.size, queued.second_bytes) > self._group_bytes_max:
-                self._commit(group, taken)
+                self._commit(group, taken, call_soon)
                 group, taken = Group(), []
             group.add(queued.parts, queued.size, queued.seconds, queued.last_lsn)
             taken.append(queued)
         if taken:
-            self._commit(group, taken)
+            self._commit(group, taken, call_soon)
 
     @property
     def _group_bytes_max(self) -> int:
         assert self._wal is not None
         return min(_GROUP_BYTES_MAX, self._wal.capacity_bytes)
 
-    def _commit(self, group: Group, taken: Sequence[Queued]) -> None:
+    def _commit(self, group: Group, taken: Sequence[Queued], call_soon: CallSoon | None) -> None:
         assert self._wal is not None
         if not self._wal.fits(group.size_bytes):
             self._roll()
+        before = monotonic()
         try:
             self._wal.commit(group)
         except OSError as error:
             self._fatal(error)
+        self._synced_at = monotonic()
+        self._sync_s += _SYNC_WEIGHT * (self._synced_at - before - self._sync_s)
         self._syncs += 1
         receipt = _receipt(self._syncs)
-        if self._call_soon is None:
+        if call_soon is None:
             _hand_out(taken, receipt)
         else:
-            self._call_soon(partial(_hand_out, taken, receipt))
+            call_soon(partial(_hand_out, taken, receipt))
         self._unapplied += taken
         self._unapplied_bytes += group.size_bytes
         if self._unapplied_bytes >= self._apply_above_bytes:
@@ -393,6 +432,10 @@ class FileStore:
         self.rest()
         if not self._stalled:
             self._settling.settle(self._noted())
+
+
+def _nothing(receipt: Synced) -> None:
+    """Of a write that only wakes the sync thread."""
 
 
 def _hand_out(taken: Sequence[Queued], receipt: Synced) -> None:

@@ -206,3 +206,38 @@ def test_a_killed_process_leaves_everything_it_acknowledged(tmp_path: Path) -> N
     assert image.lanes[1].promised == 7
     assert acknowledged <= len(image.lanes[2].entries) <= acknowledged + 1
     assert image.damage == []
+
+
+def test_on_a_quick_disk_the_writer_syncs_and_is_told_before_it_goes_on(tmp_path: Path) -> None:
+    elsewhere: list[object] = []
+    store = FileStore(DiskFiles(tmp_path), call_soon=elsewhere.append, in_place_below_s=60.0)
+    store.load()
+    told: list[tuple[int, int]] = []
+    for position in range(1, 6):
+        here = threading.get_ident()
+        store.write([SaveEntries(1, (entry(position),))], lambda _, p=position: told.append((p, threading.get_ident())))
+        assert told[-1] == (position, here)
+    assert not elsewhere
+    assert store.statistics().syncs == 5
+    store.close()
+
+
+def test_a_write_never_overtakes_one_that_was_handed_to_the_sync_thread(tmp_path: Path) -> None:
+    """The disk seems slow and quick in turn: some writes go to the thread, some are synced in place."""
+    store = FileStore(DiskFiles(tmp_path), in_place_below_s=60.0)
+    store.load()
+    told: list[int] = []
+    done = threading.Event()
+    for position in range(1, 301):
+        store._sync_s = 100.0 if position % 3 == 0 else 0.0
+        last = position == 300
+        store.write(
+            [SaveEntries(1, (entry(position),))],
+            lambda _, p=position, last=last: (told.append(p), done.set() if last else None),
+        )
+    assert done.wait(20)
+    assert told == list(range(1, 301))
+    store.close()
+    again = FileStore(DiskFiles(tmp_path))
+    assert len(again.load().lanes[1].entries) == 300
+    again.close()

@@ -3,7 +3,8 @@
 from node_cluster import NodeCluster, data
 
 from avow.peer.answers import Done, Refusal
-from avow.queue.commands import PeerCommand, QueueCommand
+from avow.peer.lane import Write
+from avow.queue.commands import PeerCommand, QueueCommand, TrimCommand, encode
 from avow.wire.messages import Kind
 
 
@@ -105,3 +106,33 @@ def test_a_lane_held_by_some_peers_only_is_refused_at_the_others() -> None:
     answer = cluster.write(lane, b"b", at=3)
     assert isinstance(answer, Refusal)
     assert answer.code == "OFFLINE"
+
+
+def test_a_lane_with_too_many_batches_refuses_more_until_it_is_trimmed() -> None:
+    cluster = NodeCluster()
+    cluster.run(2.0)
+    lane = cluster.create("orders")
+    for node in cluster.nodes.values():
+        node.lanes[lane].visible_batches_max = 3
+    for value in (b"a", b"b", b"c"):
+        cluster.write_until_done(lane, value)
+    refused = cluster.write(lane, b"d", write_id=b"d" * 16)
+    assert isinstance(refused, Refusal)
+    assert refused.code == "TOO_MANY"
+    trim = Write(Kind.TRIM, b"t" * 16, control=encode(TrimCommand(2)))
+    assert isinstance(cluster.ask(1, lambda node, request: node.write(request, lane, trim, cluster.now)), Done)
+    assert isinstance(cluster.write(lane, b"d", write_id=b"d" * 16), Done)
+
+
+def test_a_peer_that_leaves_goes_on_listening_until_it_has_let_go_of_every_lane() -> None:
+    cluster = NodeCluster()
+    cluster.run(2.0)
+    lanes = [cluster.create(f"q{number}") for number in range(4)]
+    leaver = next(n for n in cluster.nodes if n != 1)
+    assert isinstance(cluster.command(Kind.PEER, PeerCommand("leave", leaver)), Done)
+    cluster.run_until(lambda: cluster.nodes[1].metadata.state.peers.by_number[leaver].state == "gone")
+    assert cluster.nodes[leaver].metadata.state.peers.by_number[leaver].state in ("leaving", "gone")
+    others = tuple(sorted(set(cluster.nodes) - {leaver}))
+    assert all(cluster.members(lane) == others for lane in lanes)
+    cluster.run(1.0)
+    assert cluster.nodes[1].metadata.core.members.everyone == others

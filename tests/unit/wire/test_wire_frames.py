@@ -80,7 +80,9 @@ def test_large_batches_are_not_copied_on_the_way_out_or_in() -> None:
 
 def test_what_is_too_large_for_a_frame_is_not_sent() -> None:
     many = (m.Entry(1, 1, m.Kind.NOOP),) * (ENQUEUE_ENTRIES_MAX + 1)
-    large = (m.Entry(1, 1, m.Kind.DATA, batch=bytes(BATCH_SIZE_BYTES_MAX)),) * 2
+    large = (m.Entry(1, 1, m.Kind.DATA, batch=bytes(BATCH_SIZE_BYTES_MAX)),) * (
+        FRAME_SIZE_BYTES_MAX // BATCH_SIZE_BYTES_MAX
+    )
     for message in (
         m.Enqueue(1, 0, 0, many, 0, 0),
         m.Enqueue(1, 0, 0, large, 0, 0),

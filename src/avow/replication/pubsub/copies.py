@@ -27,7 +27,8 @@ from collections.abc import Callable, Container, Sequence
 from avow.errors import InvalidRequest, StorageDamaged, Trimmed
 from avow.ids import REPAIRING, ballot_of
 from avow.replication.effects import LaneImage, SaveCut, SaveEntries, SaveSnapshot, SaveState
-from avow.replication.pubsub.lane import UNLIMITED, Lane, Read, Start, after_end, is_start, one_frame
+from avow.replication.pieces import one_frame
+from avow.replication.pubsub.lane import UNLIMITED, Lane, Read, Start, after_end, is_start
 from avow.replication.pubsub.outbox import Outbox
 from avow.replication.quorum import has_quorum, quorum_th_largest
 from avow.replication.tuning import Tuning

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from avow.ids import ballot_of
 from avow.replication.effects import LaneImage, Persist, SaveSnapshot, SaveTrim
-from avow.replication.pubsub.lane import Lane, Read, one_frame
+from avow.replication.pieces import one_frame
+from avow.replication.pubsub.lane import Lane, Read
 from avow.replication.pubsub.settle import Settling
 from avow.replication.tuning import Tuning
 from avow.wire.messages import Entry, Message, Snapshot

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from avow.ids import REPAIRING
-from avow.limits import ENQUEUE_SIZE_BYTES_MAX
 from avow.replication.effects import LaneImage
+from avow.replication.pieces import one_frame
 from avow.wire.messages import Entry, Kind
 
 UNLIMITED: Final = sys.maxsize
@@ -187,16 +187,6 @@ class Lane:
 
 def size_of(entries: Iterable[Entry]) -> int:
     return sum(len(entry.batch) + len(entry.control) for entry in entries)
-
-
-def one_frame(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """As many of the first entries as one frame may carry; one at least, because a batch has its own bound."""
-    size = 0
-    for count, entry in enumerate(entries):
-        size += len(entry.batch) + len(entry.control)
-        if size > ENQUEUE_SIZE_BYTES_MAX and count:
-            return entries[:count]
-    return entries
 
 
 def is_start(entries: Sequence[Entry]) -> bool:
