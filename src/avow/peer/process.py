@@ -18,7 +18,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 from uuid import UUID
 
 from avow.errors import DiskFull, FolderUnusable
@@ -42,11 +42,14 @@ TICK_S: Final = 0.02
 _EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
 
 
-def end_process(error: Exception) -> NoReturn:
-    """What was drained and not performed is lost to this process, so it must not go on: a new start reads the disk."""
-    log.critical("this peer ends because it can no longer tell what it has done", exc_info=error)
-    logging.shutdown()
-    os._exit(_EXIT_STATUS)
+def _supervised(work: Callable[..., None], *arguments: Any) -> None:
+    """After an error here nobody knows what of it was done, so the process must not go on; a new one reads the disk."""
+    try:
+        work(*arguments)
+    except Exception as error:
+        log.critical("this peer ends because it can no longer tell what it has done", exc_info=error)
+        logging.shutdown()
+        os._exit(_EXIT_STATUS)
 
 
 class Peer:
@@ -159,10 +162,7 @@ class Peer:
         self.book.meet(hello.peer, hello.identity)
 
     def received(self, source: int, route: int, message: Message) -> None:
-        try:
-            self.node.receive(source, route, message, time.monotonic())
-        except Exception as error:
-            end_process(error)
+        _supervised(self.node.receive, source, route, message, time.monotonic())
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._perform)
@@ -177,10 +177,7 @@ class Peer:
 
     def _perform(self) -> None:
         self._scheduled = False
-        try:
-            self._drain()
-        except Exception as error:
-            end_process(error)
+        _supervised(self._drain)
 
     def _drain(self) -> None:
         """Storage last: its thread starts as soon as this one lets go of the interpreter, and not in the middle."""
@@ -215,12 +212,9 @@ class Peer:
 
     def _synced(self, _receipt: Synced) -> None:
         """Of the oldest write that is not done: receipts come in the order of writes."""
-        try:
-            self._finish()
-            while self._undone and not self._undone[0].persist:
-                self._finish()
-        except Exception as error:
-            end_process(error)
+        _supervised(self._finish)
+        while self._undone and not self._undone[0].persist:
+            _supervised(self._finish)
         self.wake()
 
     def _finish(self) -> None:
@@ -242,10 +236,7 @@ class Peer:
     # ------------------------------------------------------------------ time
 
     def _tick(self) -> None:
-        try:
-            self._mind_time()
-        except Exception as error:
-            end_process(error)
+        _supervised(self._mind_time)
         self.wake()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 

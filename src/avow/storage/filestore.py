@@ -83,7 +83,7 @@ class FileStore:
         self._committing = threading.Lock()  # held by whichever thread writes the log and lane files
         self._in_place_below_s = in_place_below_s
         self._sync_s = 0.0  # what a sync takes, recently
-        self._synced_at = 0.0
+        self._synced_at = self._woken_at = 0.0
         self._handed_over = self._taken_over = 0  # writes given to the sync thread, and those it is done with
         self._queue: SimpleQueue[Queued | None] = SimpleQueue()
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -169,7 +169,9 @@ class FileStore:
 
     def rest_if_idle(self, now: float) -> None:
         """For a caller that syncs in place: call it now and then, so that the sync thread does what it does at rest."""
-        if self._unapplied and now - self._synced_at > _IDLE_S and self._taken_over == self._handed_over:
+        due = self._unapplied or self.full
+        if due and now - max(self._synced_at, self._woken_at) > _IDLE_S and self._taken_over == self._handed_over:
+            self._woken_at = now
             self._handed_over += 1
             self._queue.put(Queued(_nothing))
 
@@ -245,6 +247,8 @@ class FileStore:
                 self._taken_over += len(waiting)
             if waiting[-1] is None:
                 return
+            if all(queued is not None and queued.then is _nothing for queued in waiting):
+                self.rest()
             timeout = _IDLE_S
 
     def rest(self) -> None:

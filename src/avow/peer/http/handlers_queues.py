@@ -77,6 +77,8 @@ async def delete_queue(api: Api, exchange: Exchange, asked: shapes.QueueParamete
     if not isinstance(answer, Done):
         exchange.reply(reply_of_answer(answer))
         return
+    await api.catch_up()
+    await _until_everybody_knows(api)
     api.answer(exchange, shapes.Deleted(asked.queue, deleted=True))
 
 
@@ -152,6 +154,17 @@ def _check_new(api: Api, wanted: shapes.NewQueue) -> None:
     strangers = sorted(set(wanted.peers) - set(api.node.metadata.state.voters))
     if strangers:
         raise InvalidRequest(f"peers {strangers} do not vote in this cluster; nothing was created. GET /v1/peers")
+
+
+async def _until_everybody_knows(api: Api) -> None:
+    """A peer that has not heard of it yet would still take a write for the queue, from the one who deleted it."""
+    metadata, known = api.node.metadata, api.node.metadata.applied
+    for _ in range(_WRITABLE_TRIES):
+        core, oldest = metadata.core, api.peer.now() - metadata.core.tuning.heartbeat_fresh_s
+        others = [peer for peer in core.members.everyone if peer != core.me and core.heard.get(peer, 0.0) >= oldest]
+        if all(core.accepted.get(peer, 0) >= known for peer in others):
+            return
+        await asyncio.sleep(_WRITABLE_EVERY_S)
 
 
 async def _until_writable(api: Api, queue: Queue) -> None:
