@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_MAX: Final = 8
 _ASK_S: Final = 2.0
+_REPEAT_S: Final = 0.5  # the peer has just been silent: the others may know more by now
 
 
 class Binding(Struct, frozen=True):
@@ -229,7 +230,7 @@ class PubSubSender:
             return None
         headers = BATCH + b"avow-age-ms: %d\r\n" % batch.age_ms(monotonic())
         target = self._target % binding.lane
-        return await binding.link.call(b"POST", target, headers=headers, body=batch.record, timeout_s=_ASK_S)
+        return await binding.link.call(b"POST", target, headers=headers, body=batch.record, timeout_s=_REPEAT_S)
 
     async def _ask(self, batch: Batch, binding: Binding, link: Link) -> Answer | Lost | None:
         asked = b"?lane=%d&since=%d" % (binding.lane, batch.since)

@@ -41,7 +41,7 @@ from avow.wire.messages import Entry, Message, Snapshot
 
 METADATA_SNAPSHOT_EVERY: Final = 512
 SNAPSHOT_EVERY: Final = 65_536
-SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
+SNAPSHOT_BYTES: Final = 128 * 1024 * 1024
 _READ_SIZE_BYTES: Final = 8 * 1024 * 1024  # of older entries for a peer that is behind
 
 

@@ -190,25 +190,26 @@ class Peer:
         if node.answers:
             self._answer()
         links.flush()
-        if effects is not None and effects.ticket:
-            self._undone.append(effects)
-            if self._unwritten:
-                self._unwritten.append(effects)
-            else:
-                self._write(effects)
-
-    def _write(self, effects: NodeEffects) -> None:
-        """What persists nothing itself waits for what was drained before it, and costs no sync of its own."""
-        if not effects.persist:
+        if effects is None or not effects.ticket:
+            return
+        self._undone.append(effects)
+        if not effects.persist:  # it waits for what was drained before it, and costs no sync of its own
             if self._undone[0] is effects:
                 self._finish()
-            return
+        elif self._unwritten:
+            self._unwritten.append(effects)
+        elif not self._write(effects):
+            log.warning("the disk is full: writes are refused here until there is room, reads go on")
+            self._unwritten.append(effects)
+
+    def _write(self, effects: NodeEffects) -> bool:
+        """False: there is no room."""
         try:
             self.store.write(effects.persist, self._synced)
-        except DiskFull as error:
-            log.warning("%s", error)
-            self._unwritten.append(effects)
+        except DiskFull:
             self.node.disk_full(full=True)
+            return False
+        return True
 
     def _synced(self, _receipt: Synced) -> None:
         """Of the oldest write that is not done: receipts come in the order of writes."""
@@ -242,13 +243,10 @@ class Peer:
 
     def _mind_time(self) -> None:
         node = self.node
-        while self._unwritten:
-            effects = self._unwritten.popleft()
-            waiting = len(self._unwritten)
-            self._write(effects)
-            if len(self._unwritten) > waiting:  # still no room: it goes back to the front
-                self._unwritten.rotate(1)
-                break
+        while self._unwritten and self._write(self._unwritten[0]):
+            self._unwritten.popleft()
+            if not self._unwritten:
+                log.warning("there is room on the disk again; nothing that was acknowledged was lost")
         self.store.rest_if_idle(time.monotonic())
         node.disk_full(full=self.store.full or bool(self._unwritten))
         node.tick(time.monotonic(), self.now_ms())
