@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
@@ -296,3 +298,34 @@ def test_a_rolling_restart_loses_nothing_and_refuses_nothing(fresh: LocalCluster
         assert len(followed) == len(set(followed)) == len(load.done)
 
     run(fresh, work)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import avow
+
+client = avow.connect_blocking(sys.argv[1])
+queue = client.queue("interrupted")
+try:
+    for batch in queue.follow(after=0):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+except KeyboardInterrupt:
+    sys.stdout.write(f"goes on at {queue.enqueue(b'two').last_version}")
+client.close()
+"""
+
+
+def test_an_interrupted_follow_ends_and_its_client_goes_on(three: LocalCluster) -> None:
+    async def work(client: Client) -> None:
+        await client.create_queue("interrupted")
+        await client.queue("interrupted").enqueue(b"one")
+
+    run(three, work)
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", INTERRUPTED, three.addresses],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "goes on at 2"), ended.stderr

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from avow.client.batching import Headers
 from avow.client.client import TIMEOUT_S, Client, connect
@@ -46,6 +46,9 @@ def connect_blocking(
         thread.stop()
         raise
     return BlockingClient(thread, client)
+
+
+_TURNS_MAX: Final = 1_000  # of the loop, until a cancelled step has ended
 
 
 class BlockingClient(AbstractContextManager["BlockingClient"]):
@@ -306,7 +309,7 @@ class BlockingQueue:
                     yield BlockingBatch(self._thread, batch)
         finally:
             self._thread.generators.discard(pages)
-            self._thread.finish(pages.aclose())
+            self._thread.finish(_end(pages))
 
     def read_one(self, lane: int, version: int) -> StoredMessage:
         return self._thread.run(self._queue.read_one(lane, version))
@@ -330,6 +333,15 @@ class BlockingQueue:
 
     def trim(self, lane: int, upto: int) -> int:
         return self._thread.run(self._queue.trim(lane, upto))
+
+
+async def _end(pages: AsyncGenerator[list[ReadBatch], None]) -> None:
+    """After an interrupt the step that was cancelled may still be ending: a generator can be closed only at rest."""
+    for _ in range(_TURNS_MAX):
+        if not getattr(pages, "ag_running", False):  # of every generator that Python makes; the protocol has it not
+            break
+        await asyncio.sleep(0)
+    await pages.aclose()
 
 
 async def _next_page(pages: AsyncGenerator[list[ReadBatch], None]) -> list[ReadBatch] | None:
