@@ -60,9 +60,6 @@ class Listener:
     def received(self, source: int, route: int, message: Message) -> None:
         self.heard.append((source, route, message))
 
-    def linked(self, peer: int) -> None:
-        pass
-
     def say(self, peer: int, message: Message, *, route: int = 1) -> None:
         self.links.send(peer, route, message)
         self.links.flush()

@@ -115,12 +115,7 @@ class Housekeeping:
         state = node.metadata.state
         voters, learners = state.peers.wanted(state.voters)
         self._step(node.metadata, voters=voters, learners=(*learners, *state.peers.leaving()), route=0)
-        by_lane = {
-            queue.first_lane + index: queue
-            for queue in state.catalog.by_name.values()
-            if queue.strategy == "two-phase"
-            for index in range(queue.lanes)
-        }
+        by_lane = state.catalog.by_lane()
         for number, lane in node.lanes.items():
             queue = by_lane.get(number)
             if queue is None:
@@ -161,20 +156,15 @@ class Housekeeping:
 
     def _tidy(self, *, with_retention: bool) -> None:
         node = self._node
-        rules = {
-            queue.first_lane + index: queue.retention
-            for queue in node.metadata.state.catalog.by_name.values()
-            if queue.strategy == "two-phase"
-            for index in range(queue.lanes)
-        }
+        queues = node.metadata.state.catalog.by_lane() if with_retention else {}
         for number, lane in node.lanes.items():
             if lane.core.role != COORDINATOR:
                 continue
             if lane.state.transactions.opened:
                 lane.discard_expired(node.now_ms)
                 node.touch(number)
-            if with_retention and rules.get(number, _NO_RULES) != _NO_RULES:
-                self._retain(lane, number, rules[number])
+            if number in queues and queues[number].retention != _NO_RULES:
+                self._retain(lane, number, queues[number].retention)
         if with_retention and node.metadata.core.role == COORDINATOR:
             self._retain_pubsub()
 

@@ -52,8 +52,6 @@ class Receiver(Protocol):
 
     def received(self, source: int, route: int, message: Message) -> None: ...
 
-    def linked(self, peer: int) -> None: ...
-
 
 class Link(asyncio.BufferedProtocol):
     """One connection. `peer` is 0 until its Hello was accepted."""
@@ -224,7 +222,6 @@ class Links:
         if before is not None:
             before.close("replaced by a newer connection")
         log.info("linked to peer %d at %s", link.peer, link.address)
-        self.receiver.linked(link.peer)
 
     def lost(self, link: Link, error: Exception | None) -> None:
         self.strangers.discard(link)

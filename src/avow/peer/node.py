@@ -34,7 +34,8 @@ from avow.peer.views import LaneView, heard_ms, lane_view, lane_views, metadata_
 from avow.queue.catalog import Queue
 from avow.queue.retention import StoredFile
 from avow.queue.state import QueueState
-from avow.replication.effects import LaneImage, Persist, SaveRun, SaveSnapshot, SaveTrim
+from avow.replication.effects import LaneImage, SaveRun, SaveSnapshot
+from avow.replication.pubsub.keeping import emptied
 from avow.replication.tuning import Tuning
 from avow.storage.store import StoreImage
 from avow.wire.messages import Entry, Message, Snapshot
@@ -266,12 +267,8 @@ class Node(Parts):
 
     def _follow_catalog(self) -> None:
         queues = self.metadata.state.catalog.by_name
-        wanted = {
-            queue.first_lane + index: queue
-            for queue in queues.values()
-            if queue.strategy == "two-phase" and (not queue.peers or self.me in queue.peers)
-            for index in range(queue.lanes)
-        }
+        by_lane = self.metadata.state.catalog.by_lane()
+        wanted = {n: queue for n, queue in by_lane.items() if not queue.peers or self.me in queue.peers}
         for number in [number for number in self.lanes if number not in wanted]:
             self._drop_lane(number)
         for number, queue in wanted.items():
@@ -315,7 +312,8 @@ class Node(Parts):
         self._remove(number)
         lane.abandon()
         self._collect(lane)
-        self._saves += _emptied(number, max(lane.core.log.end, 1))
+        for stored in (number, number | HISTORY):
+            self._saves += emptied(stored, lane.core.log.end)
 
     def _open_pubsub(self, queue: Queue) -> None:
         held = PubSubQueue(
@@ -438,11 +436,3 @@ def founding_lane_snapshot(founders: tuple[int, ...]) -> Snapshot:
     state = QueueState()
     state.position = 1
     return Snapshot(1, 2, founders, (), state.snapshot())
-
-
-def _emptied(number: int, end: int) -> list[Persist]:
-    """A lane nobody will read again keeps its name and nothing else: its number is never used a second time."""
-    saves: list[Persist] = []
-    for lane in (number, number | HISTORY):
-        saves += [SaveSnapshot(lane, Snapshot(end, 2, (), (), b""), reset=True), SaveTrim(lane, end)]
-    return saves

@@ -163,12 +163,7 @@ class Peer:
 
     def received(self, source: int, route: int, message: Message) -> None:
         _supervised(self.node.receive, source, route, message, time.monotonic())
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._perform)
-
-    def linked(self, peer: int) -> None:
-        log.debug("peer %d can be heard", peer)
+        self.wake()
 
     def addresses(self) -> dict[int, str]:
         return {known.number: known.link for known in self.book.peers.values() if known.link and not known.gone}

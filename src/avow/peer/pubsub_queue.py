@@ -22,6 +22,7 @@ from avow.queue.catalog import VectorCursor
 from avow.queue.commands import RetentionRules, encode
 from avow.queue.retention import StoredFile
 from avow.queue.visible import VisibleRange
+from avow.replication.pieces import within
 from avow.wire.messages import Entry, Kind
 
 BEHIND_ENTRIES_MAX: Final = 256  # a copy so close to the longest one counts as caught up
@@ -85,7 +86,7 @@ class PubSubQueue(PubSubWrites):
         """Readable entries by position: (after, max_entries, max_bytes). Raises Trimmed, StorageDamaged."""
 
         def read(after: int, max_entries: int, max_bytes: int) -> Sequence[Entry]:
-            return _first_of(self._mending.entries(lane, after, max_entries), max_bytes)
+            return within(tuple(self._mending.entries(lane, after, max_entries)), max_bytes)
 
         return read
 
@@ -150,13 +151,3 @@ class PubSubQueue(PubSubWrites):
             "proposals": [(Kind.NAMES[kind], number) for kind, number in self._proposals.names()],
             **self.core.statistics(),
         }
-
-
-def _first_of(entries: Sequence[Entry], max_bytes: int) -> Sequence[Entry]:
-    """As many as fit, one at least."""
-    size = 0
-    for count, entry in enumerate(entries):
-        size += len(entry.batch) + len(entry.control)
-        if size > max_bytes and count:
-            return entries[:count]
-    return entries

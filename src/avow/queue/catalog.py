@@ -65,6 +65,15 @@ class Catalog:
         lanes.forget_queue(queue.name)
         return DONE
 
+    def by_lane(self) -> dict[int, Queue]:
+        """The two-phase queue that each of their lanes belongs to."""
+        return {
+            queue.first_lane + index: queue
+            for queue in self.by_name.values()
+            if queue.strategy == "two-phase"
+            for index in range(queue.lanes)
+        }
+
     def settled_open(self, name: str, route: int) -> Outcome | None:
         """The refusal of a lane for this queue, or None. No name: a lane that serves no queue in particular."""
         if not name:
