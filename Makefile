@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: run simulate test check bench fmt install clean
+WEBCLIENTS := tests/webclients/node_modules/.installed
+
+.PHONY: run simulate mutants channel test check bench fmt install web clean
 
 run: install            ## a cluster of three peers, shown live, for the next terminal to try; ARGS="--peers 5"
 	@$(BIN)/avow up $(ARGS)
@@ -14,13 +16,19 @@ simulate: install       ## simulate both strategies and say whether the promises
 	@$(BIN)/avow simulate --strategy two-phase --seeds 600 $(ARGS)
 	@$(BIN)/avow simulate --strategy pub-sub --seeds 300 $(ARGS)
 
-test: check             ## everything: static checks, then every test; what starts processes runs alone
+mutants: install        ## break every rule on purpose, one at a time, and see it noticed
+	@$(BIN)/avow simulate --mutations $(ARGS)
+
+channel: install        ## the channel's state machine at full length: 3,000 runs of 80 steps
+	@AVOW_CHANNEL_EXAMPLES=3000 $(BIN)/pytest -q tests/simulation/test_channel_machine.py
+
+test: check web         ## everything: static checks, then every test; what starts processes runs alone
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract tests/simulation
 	@$(BIN)/pytest tests/integration tests/e2e
 
 check: install          ## the fast loop: format, lint, layers, types, unit tests, transcripts
-	@$(BIN)/ruff format --check src tests benchmarks
-	@$(BIN)/ruff check src tests benchmarks
+	@$(BIN)/ruff format --check src tests benchmarks examples
+	@$(BIN)/ruff check src tests benchmarks examples
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy
 	@$(BIN)/pytest -q -n $(WORKERS) tests/unit tests/scenarios
@@ -29,8 +37,18 @@ bench: install          ## measured figures, as ratios within one run where a di
 	@$(BIN)/python -m benchmarks
 
 fmt: install
-	@$(BIN)/ruff format src tests benchmarks
-	@$(BIN)/ruff check --fix src tests benchmarks
+	@$(BIN)/ruff format src tests benchmarks examples
+	@$(BIN)/ruff check --fix src tests benchmarks examples
+
+web: $(WEBCLIENTS)       ## what tests in a browser need: Chromium, and published WebChannel clients
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's chromium ..." && { apt-get install -y -qq chromium >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; } \
+	  || { echo "make: tests in a browser need Chromium; install it (apt-get install chromium) and call make again"; exit 1; }
+
+$(WEBCLIENTS): tests/webclients/package.json tests/webclients/package-lock.json
+	@command -v npm >/dev/null || { echo "make: no npm found; the tests of browser clients need Node 20 or newer"; exit 1; }
+	@echo "installing pinned WebChannel clients ..."
+	@cd tests/webclients && npm ci --silent
+	@touch $(WEBCLIENTS)
 
 install: $(STAMP)
 

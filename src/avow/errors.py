@@ -8,6 +8,10 @@
     │   ├── Offline          no quorum of fresh heartbeats
     │   ├── TooLarge  InvalidRequest  UnknownQueue  UnknownTransaction  AlreadyDecided  MembershipBusy
     │   ├── UnknownPeer  UnknownSubscriber  UnknownMessage  LaneEnded  Trimmed  AlreadyExists
+    │   ├── UnknownPledge  UnknownTopic
+    │   ├── ContentDiffers   the same id was used for something else before
+    │   ├── PledgeDecided    an AlreadyDecided that names the pledge's status
+    │   ├── Fenced           another reader took over from this one
     │   ├── NotCoordinator   another peer must be asked, and the answer names it
     │   ├── NotAuthenticated  Forbidden     no token or an unknown one; a token without the right
     │   ├── Busy             a limit of this peer (connections, requests in flight) is reached
@@ -15,6 +19,7 @@
     │   ├── NotInstalled     an optional library is missing here
     │   ├── FolderUnusable   the data folder is another peer's, in use, or was emptied
     │   └── DiskFull         this peer takes no writes until space is freed; reads go on
+    ├── ChannelFailed        a channel is over for good; it hands back every message that no acknowledged commit covers
     ├── Unknown              indefinite: it may or may not have happened; ask again with the same write id
     └── StorageDamaged       a sealed byte changed: file, position, expected, found
         └── UnfitToVote      the damage reached what a peer has promised; it may not vote as itself again
@@ -25,6 +30,7 @@ Every message names what happened, whether it took effect, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -185,6 +191,33 @@ class AlreadyDecided(Refused):
     code = "ALREADY_DECIDED"
 
 
+class UnknownPledge(Refused):
+    code = "UNKNOWN_PLEDGE"
+    http_status = 404
+
+
+class UnknownTopic(Refused):
+    code = "UNKNOWN_TOPIC"
+    http_status = 404
+
+
+class ContentDiffers(Refused):
+    """A pledge of that gid exists, and it is another one. Nothing was changed."""
+
+    code = "CONTENT_DIFFERS"
+
+
+class PledgeDecided(AlreadyDecided):
+    """`status` is the pledge's, `event` what was asked of it."""
+
+    def __init__(self, gid: str, *, status: str, event: str) -> None:
+        super().__init__(f"pledge {gid} is {status}: {event} is not possible any more; nothing was changed")
+        self.gid, self.status, self.event = gid, status, event
+
+    def details(self) -> dict[str, Any]:
+        return {"gid": self.gid, "status": self.status}
+
+
 class MembershipBusy(Refused):
     code = "MEMBERSHIP_BUSY"
     retriable = True
@@ -193,6 +226,12 @@ class MembershipBusy(Refused):
 class LaneEnded(Refused):
     code = "LANE_ENDED"
     retriable = True
+
+
+class Fenced(Refused):
+    """A subscriber's lanes belong to another reader now: this one moves their cursors no more."""
+
+    code = "FENCED"
 
 
 class Trimmed(Refused):
@@ -232,6 +271,24 @@ class NotInstalled(Refused):
 
     def details(self) -> dict[str, Any]:
         return {"extra": self.extra}
+
+
+class ChannelFailed(AvowError):
+    """A channel is over for good. `pending` are its messages that no acknowledged commit covers, in order.
+
+    `reason` is the code of the end (ABORTED, EXPIRED, ...), `name` the code of the error behind it, if there is one.
+    """
+
+    code = "CHANNEL_FAILED"
+    http_status = 409
+    retriable = True
+
+    def __init__(self, message: str, *, reason: str, name: str = "", pending: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.reason, self.name, self.pending = reason, name, pending
+
+    def details(self) -> dict[str, Any]:
+        return {"reason": self.reason, "name": self.name, "pending": len(self.pending)}
 
 
 class Unknown(AvowError):

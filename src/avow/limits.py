@@ -14,6 +14,7 @@ BATCH_COUNT_MAX: Final = 65_536
 CONTROL_SIZE_BYTES_MAX: Final = 64 * KIB
 WRITE_ID_SIZE_BYTES: Final = 16
 IDENTITY_SIZE_BYTES: Final = 16  # a uuid
+CHANNEL_ID_SIZE_BYTES: Final = 16
 
 # Frames between peers
 FRAME_SIZE_BYTES_MAX: Final = 48 * MIB  # a lane's snapshot is one frame; entries are sent in smaller ones
@@ -25,6 +26,7 @@ PIPELINE_ENTRIES_MAX: Final = 1_024
 # Names and counts
 QUEUE_NAME_CHARS_MAX: Final = 200
 SUBSCRIBER_NAME_CHARS_MAX: Final = 200
+MEMBER_NAME_CHARS_MAX: Final = 200
 TRANSACTION_NAME_BYTES_MAX: Final = 200
 LANES_PER_QUEUE_MAX: Final = 1_024
 PEERS_MAX: Final = 31
@@ -43,6 +45,8 @@ SUBSCRIBERS_COUNT: Final = 4_096
 # The metadata lane
 QUEUES_COUNT: Final = 4_096
 LANES_COUNT: Final = 65_536  # pub-sub lanes not yet forgotten, ended ones included
+SUBSCRIPTIONS_COUNT: Final = 4_096  # of one queue: subscribers that somebody reads for
+MEMBERS_COUNT: Final = 256  # of one subscription
 
 # What one peer keeps waiting
 WAITING_REQUESTS_MAX: Final = 16_384
@@ -64,6 +68,7 @@ CLAIM_DELAY_S: Final = 0.3
 CLAIM_JITTER_S: Final = 0.3
 OWNER_DEAD_AFTER_S: Final = 1.0
 STAGE_DEADLINE_S_MAX: Final = 24 * 3600.0
+SUBSCRIPTION_SILENT_S: Final = 10.0  # a peer unheard for so long reads for nobody any more
 
 # Storage
 WAL_SEGMENT_SIZE_BYTES: Final = 64 * MIB
@@ -79,3 +84,42 @@ PUBSUB_SNAPSHOT_ENTRIES: Final = 16_384
 PUBSUB_SNAPSHOT_BYTES: Final = 32 * MIB
 PUBSUB_SNAPSHOT_BYTES_PER_ENTRY: Final = 256
 PUBSUB_LANE_KEPT_S: Final = 3600.0  # an ended lane is forgotten no earlier: its writers may still ask about it
+
+# Channels
+CHANNEL_VALUE_SIZE_BYTES_MAX: Final = 9 * MIB  # a batch with its header and what a role puts before it
+CHANNEL_PACKET_SIZE_BYTES_MAX: Final = CHANNEL_VALUE_SIZE_BYTES_MAX + 64 * KIB
+CHANNEL_PACKET_SIZE_BYTES: Final = 64 * KIB  # a packet is closed at this size
+CHANNEL_FRAME_COUNT_MAX: Final = 65_536  # messages in one frame
+CHANNEL_PENDING_COUNT: Final = 4_096  # a sender is suspended here, unless told otherwise
+CHANNEL_PENDING_SIZE_BYTES: Final = 8 * MIB
+CHANNEL_CAP_COUNT_MIN: Final = 4_096  # what every receiver takes beyond the last commit it acknowledged
+CHANNEL_CAP_SIZE_BYTES_MIN: Final = 20 * MIB
+CHANNEL_CAP_COUNT: Final = 65_536
+CHANNEL_CAP_SIZE_BYTES: Final = 32 * MIB
+
+# Pledges
+PLEDGE_URL_CHARS_MAX: Final = 1_024
+PLEDGE_STEPS_MAX: Final = 99
+PLEDGE_BRANCHES_MAX: Final = 1_024  # topics expanded
+PLEDGE_SIZE_BYTES_MAX: Final = 4 * MIB  # all payloads, topics expanded
+PLEDGE_ATTEMPTS_KEPT: Final = 16
+PLEDGE_ERROR_CHARS_MAX: Final = 300
+PLEDGE_FRESH_COUNT: Final = 16_384  # prepared here and not submitted yet: kept in memory to save a read
+PLEDGE_FRESH_SIZE_BYTES: Final = 4 * KIB  # larger ones are read again
+PLEDGE_ANSWER_SIZE_BYTES_MAX: Final = 1 * MIB  # of a branch; a longer one is not looked at
+TOPIC_SUBSCRIBERS_MAX: Final = 256
+
+# Stores of pledges
+PLEDGE_ID_BYTES_MAX: Final = 128
+PLEDGE_OWNER_BYTES_MAX: Final = 200
+PLEDGE_STORED_SIZE_BYTES_MAX: Final = 12 * MIB  # as encoded: steps, and their payloads again for every subscriber
+PLEDGE_GROUP_COUNT: Final = 1_024  # operations in one transaction
+PLEDGE_GROUP_SIZE_BYTES: Final = 4 * MIB  # a group takes no more operations beyond
+PLEDGE_WAITING_COUNT: Final = 16_384  # operations that wait for their group
+PLEDGE_PAGE_COUNT_MAX: Final = 1_000
+TOPIC_NAME_BYTES_MAX: Final = 128
+TOPIC_SIZE_BYTES_MAX: Final = 1 * MIB
+STORE_CONNECT_TIMEOUT_S: Final = 5
+STORE_ANSWER_TIMEOUT_S: Final = 30  # of a database; then the connection is given up
+STORE_LOCK_TIMEOUT_S: Final = 10
+STORE_ATTEMPTS_MAX: Final = 12  # of a transaction that a database chose to end for another's sake

@@ -41,13 +41,14 @@ def test_the_second_terminal_enqueues_reads_kills_a_peer_and_goes_on(up: Up) -> 
 
 
 def test_the_python_of_the_readme_runs(up: Up) -> None:
-    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert block is not None
-    code = re.sub(r'"http://[^"]*"', repr(up.addresses), block[1])
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 0, run.stderr
-    for value in ("paid", "shipped", "line 1", "line 2"):
-        assert value in run.stdout
+    printed = ""
+    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        code = re.sub(r'"http://[^"]*"', repr(up.addresses), block)
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert run.returncode == 0, run.stderr
+        printed += run.stdout
+    for value in ("paid", "shipped", "line 1", "line 2", "\n0 1 "):
+        assert value in printed
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(((?:docs|tests|CHANGELOG)[^)#]*)\)", README))))

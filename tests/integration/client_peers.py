@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import httptools
+from client_channels import ChannelServer
 
 from avow.errors import AvowError
 from avow.wire.batch import Batch
@@ -27,7 +29,7 @@ Script = Callable[["Request"], "AvowError | str | None"]
 class Request:
     def __init__(self, method: str, target: str, headers: dict[str, str], body: bytes) -> None:
         parts = urlsplit(target)
-        self.method, self.headers, self.body = method, headers, body
+        self.method, self.headers, self.body, self.target = method, headers, body, target
         self.names = [unquote(name) for name in parts.path.strip("/").split("/")]
         self.query = dict(parse_qsl(parts.query))
 
@@ -44,6 +46,8 @@ class Shelf:
         self.records: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         self.outcomes: dict[tuple[str, int, bytes], tuple[int, int]] = {}
         self.cursors: dict[str, dict[str, int]] = {}
+        self.readers: dict[str, dict[str, Any]] = {}  # of a subscriber: member -> channel
+        self.watchers: list[Callable[[], None]] = []  # told of each write
 
     def end(self, queue: str, lane: int) -> int:
         records = self.records.get((queue, lane), [])
@@ -56,6 +60,8 @@ class Shelf:
             first = self.end(queue, lane) + 1
             self.records.setdefault((queue, lane), []).append((first, record))
             known = self.outcomes[queue, lane, batch.write_id] = (first, first + batch.count - 1)
+            for told in self.watchers:
+                told()
         return known
 
     def values(self, queue: str, lane: int) -> list[bytes]:
@@ -93,7 +99,8 @@ class ScriptedPeer(asyncio.Protocol):
         self.owner.answer(self, request)
 
     def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
+        with suppress(httptools.HttpParserUpgrade):  # who answered it has taken the connection over
+            self.parser.feed_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.owner.connections.discard(self)
@@ -117,6 +124,7 @@ class PeerServer:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        self.channels = ChannelServer(self)
         self.server = await loop.create_server(lambda: ScriptedPeer(self), "127.0.0.1", self.port, ssl=self.cluster.tls)
         self.port = self.server.sockets[0].getsockname()[1]
 
@@ -147,6 +155,10 @@ class PeerServer:
             connection.say((200, {}, b"<html>welcome</html>"))
         elif isinstance(told, AvowError):
             connection.say(refusal(told))
+        elif request.names == ["v1", "channel"] and request.query["queue"] in self.cluster.shelf.queues:
+            self.channels.upgrade(connection, request)
+        elif request.names == ["v1", "channel"]:
+            connection.say(refusal_of("UNKNOWN_QUEUE", 404))
         else:
             connection.say(self._act(request))
 

@@ -369,10 +369,13 @@ def test_a_cursor_moves_forward_and_back_only_by_a_reset(peer: PeerProcess, queu
         "name": "reader 1",
         "versions": {"0": 3},
         "hold": False,
+        "epoch": 0,
+        "members": [],
     }
     assert peer.ask("PUT", path, {"versions": {"0": 1}}).json["versions"] == {"0": 3}
     assert peer.ask("PUT", path, {"versions": {"0": 1}, "reset": True}).json["versions"] == {"0": 1}
-    assert peer.ask("PUT", path, {"hold": True}).json == {"name": "reader 1", "versions": {"0": 1}, "hold": True}
+    held = peer.ask("PUT", path, {"hold": True}).json
+    assert held == {"name": "reader 1", "versions": {"0": 1}, "hold": True, "epoch": 0, "members": []}
     assert peer.ask("GET", f"/v1/queues/{queue}/subscribers").json["subscribers"] == [peer.ask("GET", path).json]
     assert peer.ask("PUT", path, {"versions": {"0": 99}}).code == "INVALID_REQUEST"
     assert peer.ask("PUT", path, {"versions": {"7": 1}}).code == "INVALID_REQUEST"
@@ -397,7 +400,7 @@ def test_a_pubsub_queue_is_written_read_and_remembered(peer: PeerProcess, pubsub
     assert [line["value"] for line in read.lines] == ["a", "b"]
     assert peer.ask("GET", f"/v1/queues/{pubsub}/messages/{lane}/1").json["value"] == "a"
     moved = peer.ask("PUT", f"/v1/queues/{pubsub}/subscribers/s", {"versions": {str(lane): 1}, "hold": True})
-    assert moved.json == {"name": "s", "versions": {str(lane): 1}, "hold": True}
+    assert moved.json == {"name": "s", "versions": {str(lane): 1}, "hold": True, "epoch": 0, "members": []}
     trimmed = peer.ask("POST", f"/v1/queues/{pubsub}/trim", {"lane": lane, "upto_version": 2})
     assert trimmed.json == {"lane": lane, "trimmed_to": 1}
 

@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from avow.client.outcomes import errors_from
 from avow.errors import InvalidRequest, Offline, Unknown
+from avow.wire.failures import errors_from
 
 CONNECT_S: Final = 3.0
 BODY_MAX: Final = 64 * 1024 * 1024

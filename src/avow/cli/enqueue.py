@@ -1,14 +1,20 @@
-"""`avow enqueue`: lines become messages. Says what was stored even when something went wrong halfway."""
+"""`avow enqueue`: lines become messages. Says what was stored even when something went wrong halfway.
+
+Arguments, and lines that must directly follow each other (`--expected`), are written group after group, each with its
+answer. Standard input is streamed: a producer has many groups on their way, and a commit is asked for when the input
+pauses, as it does behind each line that a person types, and at its end.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from msgspec import Struct
@@ -19,12 +25,16 @@ from avow.cli.lines import Lines, from_arguments, from_descriptor
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
 from avow.cli.session import connected
 from avow.cli.show import plural, print_json
-from avow.errors import AvowError
+from avow.errors import AvowError, ChannelFailed, InvalidRequest
 from avow.limits import BATCH_COUNT_MAX
 
 if TYPE_CHECKING:
     from avow.client.blocking import BlockingQueue
+    from avow.client.blocking_channels import BlockingProducer
     from avow.client.outcomes import Done
+    from avow.client.producer import Written
+
+_ASK_S: Final = 2.0
 
 
 def enqueue(
@@ -60,7 +70,11 @@ def enqueue(
         _told_on_failure(stored),
         _progress(enabled=not values and not as_json) as shown,
     ):
-        write(client.queue(queue), source, stored, shown, expected=expected, lane=lane)
+        if values or expected is not None:
+            write(client.queue(queue), source, stored, shown, expected=expected, lane=lane)
+        else:
+            with client.producer(queue) as producer:
+                stream(producer, source, stored, shown, lane=lane, paused=_paused)
     print_json(stored.as_object()) if as_json else typer.echo(stored.sentence())
 
 
@@ -89,6 +103,11 @@ class Stored:
         known.first_version = min(known.first_version, done.first_version)
         known.last_version = max(known.last_version, done.last_version)
         known.messages += count
+
+    def take(self, written: Sequence[Written]) -> None:
+        """Instead of what was known before."""
+        self.lanes = {one.lane: LaneStored(one.first_version, one.last_version, one.messages) for one in written}
+        self.messages = sum(one.messages for one in written)
 
     def sentence(self) -> str:
         took_s = max(time.monotonic() - self._began, 1e-3)
@@ -124,6 +143,45 @@ def write(
         if expected is not None and done:
             expected = done[-1].last_version
         shown.advance(group.read_bytes, stored.messages)
+
+
+def stream(
+    producer: BlockingProducer,
+    source: Iterator[Lines],
+    stored: Stored,
+    shown: Shown,
+    *,
+    lane: int | None,
+    paused: Callable[[], bool],
+) -> None:
+    """All groups on their way together. What was sent before one that is refused is stored all the same."""
+    try:
+        for group in source:
+            producer.send_many(group.values, keys=group.keys, lane=lane)
+            if paused():
+                _commit(producer, stored)
+            shown.advance(group.read_bytes, producer.statistics()["acked"])
+        _commit(producer, stored)
+    except InvalidRequest:
+        _commit(producer, stored)
+        raise
+    except (ChannelFailed, KeyboardInterrupt) as error:
+        with suppress(AvowError):
+            stored.take(producer.written(timeout_s=_ASK_S))
+        if isinstance(error, ChannelFailed):
+            stored.sending = len(error.pending)
+            raise error.__cause__ or error  # noqa: B904  (the producer's own words add nothing)
+        raise
+
+
+def _commit(producer: BlockingProducer, stored: Stored) -> None:
+    producer.commit()
+    stored.take(producer.written())
+
+
+def _paused() -> bool:
+    """Nothing is there to be read now. The end of the input is something."""
+    return not select.select([sys.stdin.fileno()], [], [], 0)[0]
 
 
 def _span(lane: int, one: LaneStored) -> str:

@@ -1,18 +1,28 @@
-"""`avow tail`: messages as they come. With a subscriber, a cursor in the queue remembers how far it got."""
+"""`avow tail`: messages as they come. With a subscriber, a cursor in the queue remembers how far it got.
+
+Whoever tails for a subscriber is its reader: a second one takes over, and the first ends with FENCED. Members share the
+lanes. `--no-commit` looks at what the subscriber would get next, and takes nothing away from it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+import base64
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from avow.cli.messages import Printer, form_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
 from avow.cli.read import ValuesOption
 from avow.cli.session import reachable
+from avow.errors import UnknownSubscriber
 
 if TYPE_CHECKING:
+    from avow.client.client import Client
+    from avow.client.observer import Event
     from avow.client.queue import Queue
 
 
@@ -24,11 +34,19 @@ def tail(
             metavar="NAME", help="Start at its cursor, and move it behind what was printed.", show_default=False
         ),
     ] = "",
+    member: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="With a subscriber: share its lanes with other members.", show_default=False),
+    ] = "",
+    commit: Annotated[bool, typer.Option(help="With a subscriber: move its cursor.")] = True,
     after: Annotated[
         int | None, typer.Option(min=0, help="Start behind this version; 0: the oldest.", show_default="what is new")
     ] = None,
     limit: Annotated[int | None, typer.Option("--max", min=1, help="End after so many.", show_default="never")] = None,
     lane: Annotated[int | None, typer.Option(min=0, help="Only this lane.", show_default="all")] = None,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Of a pub-sub queue: what its peers enqueue, store and commit.")
+    ] = False,
     values_only: ValuesOption = False,
     timeout_s: TimeoutOption = 30.0,
     as_json: JsonOption = False,
@@ -40,8 +58,7 @@ def tail(
 
     A subscriber's cursor moves after printing, so a message may be printed again after a crash, and none is missed.
     """
-    if subscriber and after is not None:
-        raise typer.BadParameter("--after and --subscriber both say where to start; give one")
+    _check(subscriber, member, commit=commit, after=after, lane=lane, observe=observe)
     printer = Printer(form_of(as_json=as_json, values_only=values_only), limit=limit)
     known = reachable(api, token=token, ca=ca, timeout_s=timeout_s)
 
@@ -49,24 +66,92 @@ def tail(
         import avow  # the client is for these commands alone
 
         async with await avow.connect(known, token=token or None, ca=ca or None, timeout_s=timeout_s) as client:
-            await _follow(client.queue(queue), printer, subscriber=subscriber, after=after, lane=lane)
+            if observe:
+                await _observe(client, queue, as_json=as_json, limit=limit)
+            elif subscriber and commit:
+                await _subscribe(client, queue, printer, subscriber=subscriber, member=member)
+            else:
+                handle = client.queue(queue)
+                start = await (_cursor(handle, subscriber) if subscriber else _start(handle, after))
+                await _follow(handle, printer, start=start, lane=lane)
 
-    asyncio.run(follow())  # Ctrl-C cancels it, which lets go of every long poll
+    asyncio.run(follow())  # Ctrl-C cancels it, which closes every channel
 
 
-async def _follow(queue: Queue, printer: Printer, *, subscriber: str, after: int | None, lane: int | None) -> None:
-    start = None if subscriber else await _start(queue, after)
-    async for batch in queue.follow(after=start, lane=lane, subscriber=subscriber or None):
-        last = printer.print(batch)
-        if subscriber and last == batch.last_version:
-            await batch.commit()
-        elif subscriber and last:
-            await queue.move_cursor(subscriber, {batch.lane: last})
+def _check(subscriber: str, member: str, *, commit: bool, after: int | None, lane: int | None, observe: bool) -> None:
+    if subscriber and after is not None:
+        raise typer.BadParameter("--after and --subscriber both say where to start; give one")
+    if (member or not commit) and not subscriber:
+        raise typer.BadParameter("--member and --no-commit go with --subscriber")
+    if lane is not None and subscriber and commit:
+        raise typer.BadParameter("a subscriber reads the lanes that are its own; --lane goes with --no-commit")
+    if observe and (subscriber or after is not None or lane is not None):
+        raise typer.BadParameter("--observe shows the whole queue as it is now; it goes with --max and --json only")
+
+
+async def _follow(queue: Queue, printer: Printer, *, start: dict[int, int], lane: int | None) -> None:
+    async for batch in queue.follow(after=start, lane=lane):
+        printer.print(batch)
         if not printer.room:
             return
+
+
+async def _subscribe(client: Client, queue: str, printer: Printer, *, subscriber: str, member: str) -> None:
+    async with client.subscribe(queue, subscriber, member=member or None) as batches:
+        async for batch in batches:
+            last = printer.print(batch)
+            if last == batch.last_version:
+                await batch.commit()
+            elif last:
+                await client.queue(queue).move_cursor(subscriber, {batch.lane: last})
+            if not printer.room:
+                return
 
 
 async def _start(queue: Queue, after: int | None) -> dict[int, int]:
     """New lanes of a pub-sub queue are read from their beginning in any case."""
     lanes = (await queue.info()).lanes
     return {lane.lane: lane.end if after is None else max(after, lane.trimmed_to) for lane in lanes}
+
+
+async def _cursor(queue: Queue, subscriber: str) -> dict[int, int]:
+    try:
+        return await queue.cursor(subscriber)
+    except UnknownSubscriber:
+        return {}
+
+
+# ---------------------------------------------------------------------- events
+
+
+async def _observe(client: Client, queue: str, *, as_json: bool, limit: int | None) -> None:
+    shown = 0
+    async for event in client.observe(queue):
+        line = msgspec.json.encode(_as_object(event)).decode() if as_json else _as_line(event)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        shown += 1
+        if shown == limit:
+            return
+
+
+def _as_line(event: Event) -> str:
+    from avow.client.observer import Enqueued, Stored
+
+    if isinstance(event, Enqueued):
+        return f"enqueued   {event.lane}:{event.first_version} to {event.lane}:{event.last_version}"
+    if isinstance(event, Stored):
+        return f"stored     {event.lane}:{event.upto_version} by peer {event.peer}"
+    return f"committed  {event.lane}:{event.upto_version}"
+
+
+def _as_object(event: Event) -> dict[str, Any]:
+    from avow.client.observer import Enqueued, Stored
+
+    if isinstance(event, Enqueued):
+        values = [base64.b64encode(value).decode() for value in event.batch.values()]
+        versions = {"first_version": event.first_version, "last_version": event.last_version}
+        return {"event": "enqueued", "lane": event.lane, **versions, "values_base64": values}
+    if isinstance(event, Stored):
+        return {"event": "stored", "lane": event.lane, "peer": event.peer, "upto_version": event.upto_version}
+    return {"event": "committed", "lane": event.lane, "upto_version": event.upto_version}

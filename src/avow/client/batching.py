@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from os import urandom
 from time import time_ns
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from avow import limits
 from avow.client.outcomes import Done
@@ -58,7 +58,7 @@ class Batch:
         self.whole: asyncio.Future[Done] | None = None
         self.size = self.count = self.number = 0
         self.plain = True  # values only: no other column has begun
-        self.record: bytearray | None = None
+        self.record: Buffer | None = None
         self.write_id = write_id or urandom(limits.WRITE_ID_SIZE_BYTES)
         self.expected, self.deadline = expected, deadline
         self.sent_at = 0.0
@@ -67,6 +67,15 @@ class Batch:
         self.since = 0
         self.error: AvowError | None = None
         self.unknown_count = 0
+
+    @classmethod
+    def of_record(cls, record: Buffer, *, count: int, write_id: bytes, deadline: float) -> Self:
+        """A batch that was encoded before, with one future for all of it. Whoever has sent it says so: `sent_at`, and
+        `maybe`, `bound` and `since`."""
+        batch = cls(deadline=deadline, write_id=write_id)
+        batch.record, batch.count, batch.size = record, count, len(record)
+        batch.whole = asyncio.get_running_loop().create_future()
+        return batch
 
     def put(self, value: bytes, key: bytes | None, headers: Pairs | None, time_ms: int | None) -> None:
         """Columns begin when the first message needs one; those before it get what absent means."""
@@ -87,7 +96,7 @@ class Batch:
             self.times.append(now_ms() if time_ms is None else time_ms)
         self.plain = self.keys is None and self.headers is None and self.times is None
 
-    def encode(self) -> bytearray:
+    def encode(self) -> Buffer:
         """The record. The columns are let go: the record is all that is kept until the outcome."""
         if self.record is None:
             self.count = len(self.values)

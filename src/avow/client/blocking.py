@@ -18,20 +18,23 @@ from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from avow import limits
 from avow.client.batching import Headers
+from avow.client.blocking_channels import BlockingBatch, BlockingProducer, BlockingSubscription
 from avow.client.client import TIMEOUT_S, Client, connect
 from avow.client.cluster import PeerInfo
 from avow.client.loop_thread import LoopThread
 from avow.client.metadata import Level, QueueInfo, Retention, Strategy, SubscriberInfo
 from avow.client.outcomes import Done
 from avow.client.queue import After, Queue
-from avow.client.reading import READ_SIZE_BYTES, Message, ReadBatch, StoredMessage
+from avow.client.reading import READ_SIZE_BYTES, ReadBatch, StoredMessage
 from avow.client.transaction import DEADLINE_S, Transaction
 from avow.errors import AvowError, InvalidRequest
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
+    from avow.client.producer import Producer
+    from avow.client.saved import Store
+    from avow.client.subscriber import From
     from avow.wire.record import Buffer
 
 
@@ -91,6 +94,27 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         self._thread.run(self._client.delete_queue(name))
         self._queues.pop(name, None)
 
+    def producer(
+        self,
+        queue: str,
+        *,
+        store: Store | None = None,
+        pending_count: int = limits.CHANNEL_PENDING_COUNT,
+        pending_bytes: int = limits.CHANNEL_PENDING_SIZE_BYTES,
+    ) -> BlockingProducer:
+        """As `Client.producer`: `with client.producer("orders") as producer`."""
+        made = self._make_producer(queue, store=store, pending_count=pending_count, pending_bytes=pending_bytes)
+        return BlockingProducer(self._thread, self._thread.run(made))
+
+    async def _make_producer(self, queue: str, **options: Any) -> Producer:
+        return self._client.producer(queue, **options)
+
+    def subscribe(
+        self, queue: str, subscriber: str, *, member: str | None = None, from_: From = "start"
+    ) -> BlockingSubscription:
+        """As `Client.subscribe`: `for batch in client.subscribe("orders", "billing")`, and `batch.commit()`."""
+        return BlockingSubscription(self._thread, self._client.subscribe(queue, subscriber, member=member, from_=from_))
+
     def status(self) -> dict[str, Any]:
         return self._thread.run(self._client.status())
 
@@ -113,32 +137,6 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class BlockingBatch:
-    """A `ReadBatch` whose `commit` waits."""
-
-    __slots__ = ("_batch", "_thread", "count", "first_version", "lane", "last_version")
-
-    def __init__(self, thread: LoopThread, batch: ReadBatch) -> None:
-        self._thread, self._batch = thread, batch
-        self.lane, self.count = batch.lane, batch.count
-        self.first_version, self.last_version = batch.first_version, batch.last_version
-
-    def __len__(self) -> int:
-        return self.count
-
-    def values(self) -> list[bytes]:
-        return self._batch.values()
-
-    def messages(self) -> list[Message]:
-        return self._batch.messages()
-
-    def to_arrow(self) -> pa.RecordBatch:
-        return self._batch.to_arrow()
-
-    def commit(self) -> None:
-        self._thread.run(self._batch.commit())
 
 
 class BlockingTransaction(AbstractContextManager["BlockingTransaction"]):
@@ -290,16 +288,10 @@ class BlockingQueue:
         )
 
     def follow(
-        self,
-        *,
-        after: After | None = None,
-        lane: int | None = None,
-        subscriber: str | None = None,
-        max_bytes: int = READ_SIZE_BYTES,
+        self, *, after: After | None = None, lane: int | None = None, subscriber: str | None = None
     ) -> Iterator[BlockingBatch]:
         """Without end; leaving the loop over it ends it."""
-        pages = self._queue.follow_pages(after=after, lane=lane, subscriber=subscriber, max_bytes=max_bytes)
-        return self._iterate(pages)
+        return self._iterate(self._queue.follow_pages(after=after, lane=lane, subscriber=subscriber))
 
     def _iterate(self, pages: AsyncGenerator[list[ReadBatch], None]) -> Iterator[BlockingBatch]:
         self._thread.generators.add(pages)

@@ -10,17 +10,28 @@ Any subset of the peers' addresses will do: the rest are learned. A client belon
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from time import monotonic
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
+from avow import limits
+from avow.client.channels import open_at, open_somewhere
 from avow.client.cluster import Cluster, PeerInfo
 from avow.client.links import parse_address
 from avow.client.metadata import QueueInfo, Retention, Strategy, path_of, queue_path, read_queue, read_queues
+from avow.client.observer import Event, observed
+from avow.client.producer import Producer
 from avow.client.queue import Queue
+from avow.client.saved import Store
+from avow.client.subscriber import From, Subscription
 from avow.errors import InvalidRequest, Unknown, UnknownQueue
+
+if TYPE_CHECKING:
+    from avow.channel.endpoint import Channel
+    from avow.channel.protocol import Bounds
 
 TIMEOUT_S: Final = 30.0
 
@@ -102,6 +113,49 @@ class Client:
         queue = self._queues.pop(name, None)
         if queue is not None:
             queue.close()
+
+    # ------------------------------------------------------------------ channels
+
+    def producer(
+        self,
+        queue: str,
+        *,
+        store: Store | None = None,
+        pending_count: int = limits.CHANNEL_PENDING_COUNT,
+        pending_bytes: int = limits.CHANNEL_PENDING_SIZE_BYTES,
+    ) -> Producer:
+        """Many messages into a queue: `async with client.producer("orders") as producer`, then `send` and `commit`.
+
+        `store`: where what is not acknowledged is kept for the next run of the program, a path or a PendingStore; one
+        producer at a time uses it. `pending_count` batches or `pending_bytes` that are unacknowledged suspend `send`.
+        """
+        outbox = self.queue(queue).outbox
+        return Producer(self._cluster, outbox, store=store, pending_count=pending_count, pending_bytes=pending_bytes)
+
+    def subscribe(
+        self, queue: str, subscriber: str, *, member: str | None = None, from_: From = "start"
+    ) -> Subscription:
+        """Batches for a subscriber, each with `commit`: `async for batch in client.subscribe("orders", "billing")`.
+
+        One client reads for a subscriber at a time: another one takes over. With `member`, any number of members with
+        different names share the lanes. `from_`: where a subscriber begins that was not there before.
+        """
+        return Subscription(self._cluster, queue=queue, subscriber=subscriber, member=member, from_=from_)
+
+    def observe(self, queue: str) -> AsyncGenerator[Event, None]:
+        """Events of a pub-sub queue as its peers tell each other; see `avow.client.observer`."""
+        return observed(self._cluster, queue)
+
+    async def channel(self, role: str, *, bounds: Bounds | None = None, **parameters: str | int) -> Channel:
+        """A channel as it is, to whichever peer takes it; docs/reference/channel-wire.md has roles and parameters.
+
+        It resumes by itself at that peer for a short while; after that it is over, and whoever has it opens another.
+        """
+        given = {"role": role, **{name.rstrip("_"): str(value) for name, value in parameters.items()}}
+        deadline = monotonic() + self._cluster.timeout_s
+        return await open_somewhere(
+            self._cluster, lambda link: open_at(self._cluster, link, given, bounds=bounds), deadline=deadline
+        )
 
     # --------------------------------------------------------------------- peers
 

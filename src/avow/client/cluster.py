@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 import msgspec
 from msgspec import Struct
@@ -30,11 +31,14 @@ from avow.errors import AvowError, InvalidRequest, UnknownQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from avow.channel.endpoint import Channel
+    from avow.channel.sockets import Socket
     from avow.wire.record import Buffer
 
 ATTEMPT_S: Final = 5.0
 _REFRESH_S: Final = 1.0
 _SWEEP_S: Final = 0.05
+_CLOSE_TURNS: Final = 100
 _READS: Final = frozenset({b"GET"})
 
 
@@ -69,6 +73,8 @@ class Cluster:
         self.random = random.Random()
         self._token, self._tls = token, tls
         self.links: list[Link] = []
+        self.channels: WeakSet[Channel] = WeakSet()
+        self.sockets: set[Socket] = set()  # of channels
         for address in addresses:
             self._link_to(address)
         self._refreshed_at = 0.0
@@ -235,6 +241,22 @@ class Cluster:
         await asyncio.gather(*tasks, return_exceptions=True)
         for link in self.links:
             await link.close()
+        await self._close_channels()
+
+    async def _close_channels(self) -> None:
+        for channel in tuple(self.channels):
+            channel.abort("the client was closed")
+        await asyncio.sleep(0)  # each says so at the end of a turn
+        for socket in tuple(self.sockets):
+            socket.abort()
+        for _ in range(_CLOSE_TURNS):
+            if not self.sockets:
+                return
+            await asyncio.sleep(0)
 
     def statistics(self) -> dict[str, object]:
-        return {"links": [link.statistics() for link in self.links], "tasks": len(self._tasks)}
+        return {
+            "links": [link.statistics() for link in self.links],
+            "tasks": len(self._tasks),
+            "sockets": len(self.sockets),
+        }

@@ -73,12 +73,12 @@ def _check_lengths(values: Sequence[object], **columns: Sequence[object] | None)
             raise InvalidRequest(f"{len(values)} values but {len(column)} {name}; nothing was sent")
 
 
-def split(sizes: Sequence[int]) -> Iterator[range]:
+def split(sizes: Sequence[int], *, room_bytes: int = BATCH_ROOM_BYTES) -> Iterator[range]:
     """Ranges of messages that each fit into one batch. `sizes` are in bytes, with keys and headers."""
     first, used = 0, 0
     for number, size in enumerate(sizes):
         used += size + OVERHEAD_BYTES // 2
-        if number > first and (used > BATCH_ROOM_BYTES or number - first >= limits.BATCH_COUNT_MAX):
+        if number > first and (used > room_bytes or number - first >= limits.BATCH_COUNT_MAX):
             yield range(first, number)
             first, used = number, size + OVERHEAD_BYTES // 2
     if first < len(sizes):

@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from avow.channel.websocket import dial
 from avow.client.http import Answer, Connection, Lost, Reply
 from avow.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from avow.channel.sockets import Socket, SocketUser
+    from avow.channel.websocket import Patience
     from avow.wire.record import Buffer
 
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -66,6 +69,7 @@ class Link:
         self.failures_count = 0
         self.suspect_until = 0.0
         self._tls = tls if address.tls else None
+        self._token = token
         rights = f"Authorization: Bearer {token}\r\n" if token else ""
         self._common = f" HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n{rights}".encode("ascii")
         self._writer: Connection | None = None
@@ -168,6 +172,15 @@ class Link:
             self._idle.append(connection)
         else:
             connection.abort("not needed any more")
+
+    # ------------------------------------------------------------------ channels
+
+    async def dial(self, target: str, user: SocketUser, *, timeout_s: float, patience: Patience) -> Socket:
+        """A WebSocket. Raises Offline, or what the peer refuses it with."""
+        rights = (("Authorization", f"Bearer {self._token}"),) if self._token else ()
+        return await dial(
+            self.address.url + target, user, headers=rights, tls=self._tls, timeout_s=timeout_s, patience=patience
+        )
 
     # --------------------------------------------------------------- connections
 

@@ -180,11 +180,13 @@ class Outbox:
 
     async def known(self) -> QueueInfo:
         """The queue, asked for once. Raises UnknownQueue when every peer says so."""
-        if self.info is None:
-            answer = await self._cluster.call(b"GET", queue_path(self.queue))
-            self.know(read_queue(answer.body))
-        assert self.info is not None
-        return self.info
+        return await self.asked() if self.info is None else self.info
+
+    async def asked(self) -> QueueInfo:
+        """The queue as it is now: lanes, ends, coordinators."""
+        found = read_queue((await self._cluster.call(b"GET", queue_path(self.queue))).body)
+        self.know(found)
+        return found
 
     def know(self, info: QueueInfo) -> None:
         if self.info is not None:

@@ -11,16 +11,17 @@ the `lane` the write was bound to.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from avow.client.http import Answer, Lost
-from avow.errors import AvowError, Busy, InvalidRequest, Malformed, NotEqual, Offline, Refused, Unknown
+from avow.errors import AvowError, Busy, InvalidRequest, Malformed, NotEqual, Offline, Unknown
+from avow.wire.failures import decode_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
 
 T = TypeVar("T")
@@ -50,10 +51,6 @@ class Written(Struct, frozen=True, gc=False):
     published: tuple[Span, ...] = ()
 
 
-class _Failure(Struct, gc=False):
-    error: dict[str, Any]
-
-
 def reader_of(kind: type[T]) -> Callable[[bytes | bytearray], T]:
     """Decodes the body of a success. Whatever is not in the words of the API is Malformed, not the decoder's error."""
     decode = msgspec.json.Decoder(kind).decode
@@ -68,21 +65,6 @@ def reader_of(kind: type[T]) -> Callable[[bytes | bytearray], T]:
 
 
 read_written: Final = reader_of(Written)
-_read_failure: Final = msgspec.json.Decoder(_Failure).decode
-
-#: Details that have another name as an attribute.
-_ATTRIBUTES: Final = {"cursor": "current"}
-_NEEDED: Final = ("expected", "current")
-_SHAPE: Final = frozenset({"code", "message", "definite", "retriable"})
-
-
-def _classes(cls: type[AvowError]) -> Iterable[type[AvowError]]:
-    yield cls
-    for child in cls.__subclasses__():
-        yield from _classes(child)
-
-
-_BY_CODE: Final[dict[str, type[AvowError]]] = {cls.code: cls for cls in _classes(AvowError)}
 
 
 def span_of(answer: Answer | Lost) -> Span | Answer | Lost:
@@ -95,27 +77,9 @@ def span_of(answer: Answer | Lost) -> Span | Answer | Lost:
         return Lost(sent=True, reason=f"HTTP {answer.status} that does not say what was written")
 
 
-def errors_from(code: str, message: str, details: Mapping[str, Any]) -> AvowError:
-    """The error a peer raised, as it was: class, message, details. An unknown code is Refused if it is definite."""
-    cls = _BY_CODE.get(code)
-    if cls is None:
-        cls = Refused if details.get("definite") else AvowError
-    error = cls.__new__(cls, message)
-    for name, value in details.items():
-        if name not in _SHAPE:
-            error.__dict__[_ATTRIBUTES.get(name, name) if cls is NotEqual else name] = value
-    for name in _NEEDED if cls is NotEqual else ():
-        error.__dict__.setdefault(name, 0)
-    return error
-
-
 def error_of(answer: Answer) -> AvowError:
     """The error in an answer that is not a success."""
-    try:
-        failure = _read_failure(answer.body).error
-    except msgspec.MsgspecError:
-        return _foreign(answer)
-    return errors_from(str(failure.get("code", "ERROR")), str(failure.get("message", "")), failure)
+    return decode_failure(answer.body) or _foreign(answer)
 
 
 def _foreign(answer: Answer) -> AvowError:

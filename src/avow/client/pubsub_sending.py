@@ -32,8 +32,9 @@ from avow.client.http import Answer, Lost
 from avow.client.links import BATCH
 from avow.client.metadata import queue_path, read_queue
 from avow.client.outcomes import Span, final, span_of
-from avow.client.routing import Backoff, Step, choose, step_after
-from avow.errors import AvowError, InvalidRequest, LaneEnded, UnknownMessage, UnknownQueue
+from avow.client.pubsub_settling import ASK_S, what_became
+from avow.client.routing import Backoff, Step, step_after
+from avow.errors import AvowError, InvalidRequest, UnknownQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from avow.client.links import Link
 
 IN_FLIGHT_MAX: Final = 8
-_ASK_S: Final = 2.0
-_REPEAT_S: Final = 0.5  # the peer has just been silent: the others may know more by now
 
 
 class Binding(Struct, frozen=True):
@@ -113,9 +112,9 @@ class PubSubSender:
                 await asyncio.sleep(self._backoff.next_s())
             while self.pending and not self._closed:
                 link = self._last = self._cluster.choose(after=self._last)
-                answer = await link.call(b"GET", target, timeout_s=_ASK_S)
+                answer = await link.call(b"GET", target, timeout_s=ASK_S)
                 self._cluster.note(link, answer)
-                found, error = _open_lane(answer)
+                found, error = open_lane(answer)
                 if found is not None:
                     self._binding = Binding(link, *found)
                     return
@@ -190,56 +189,18 @@ class PubSubSender:
 
     async def _settle(self, batch: Batch, binding: Binding) -> None:
         """Find out what became of a batch that may be in the lane it was bound to."""
-        backoff, asked = Backoff(self._cluster.random), binding.link
         try:
-            while not batch.settled and monotonic() < batch.deadline:
-                answer = await self._repeat(batch, binding)
-                if not self._judge(batch, answer):
-                    return
-                others = [link for link in self._cluster.links if link is not binding.link]
-                if others:
-                    asked = choose(others, after=asked, now=monotonic())
-                    answer = await self._ask(batch, binding, asked)
-                    if not self._judge(batch, answer):
-                        return
-                await asyncio.sleep(backoff.next_s())
+            found = await what_became(self._cluster, batch, queue=self._queue, lane=binding.lane, owner=binding.link)
+            if isinstance(found, Span):
+                self._finish(batch, found)
+            elif found is not None:
+                batch.maybe, batch.bound = False, None
+                self.pending.put_back([batch])
+                self.pump()
         finally:
             self._settling.pop(batch.number, None)
             if not batch.settled and batch.maybe:
                 self._give_up(batch)
-
-    def _judge(self, batch: Batch, answer: Answer | Lost | None) -> bool:
-        """Whether it is still open what became of the batch."""
-        if answer is None or batch.settled:
-            return not batch.settled
-        found = span_of(answer)
-        if isinstance(found, Span):
-            self._finish(batch, found)
-            return False
-        _, error = step_after(found)
-        batch.error = error
-        if isinstance(error, LaneEnded):
-            batch.maybe, batch.bound = False, None
-            self.pending.put_back([batch])
-            self.pump()
-            return False
-        return True
-
-    async def _repeat(self, batch: Batch, binding: Binding) -> Answer | Lost | None:
-        if binding.link.suspect_until > monotonic() or batch.record is None:
-            return None
-        headers = BATCH + b"avow-age-ms: %d\r\n" % batch.age_ms(monotonic())
-        target = self._target % binding.lane
-        return await binding.link.call(b"POST", target, headers=headers, body=batch.record, timeout_s=_REPEAT_S)
-
-    async def _ask(self, batch: Batch, binding: Binding, link: Link) -> Answer | Lost | None:
-        asked = b"?lane=%d&since=%d" % (binding.lane, batch.since)
-        target = queue_path(self._queue, "writes", batch.write_id.hex()) + asked
-        answer = await link.call(b"GET", target, timeout_s=_ASK_S)
-        self._cluster.note(link, answer)
-        if isinstance(step_after(answer)[1], UnknownMessage):
-            return None  # not seen by that peer: says nothing about the lane
-        return answer
 
     # ---------------------------------------------------------------------- time
 
@@ -267,7 +228,7 @@ class PubSubSender:
         return {"in_flight": len(self._flight), "settling": len(self._settling), "waiting": len(self.pending)}
 
 
-def _open_lane(answer: Answer | Lost) -> tuple[tuple[int, int] | None, AvowError | None]:
+def open_lane(answer: Answer | Lost) -> tuple[tuple[int, int] | None, AvowError | None]:
     """The lane the peer that answered writes to, and its end; or why there is none, as far as it says."""
     _, error = step_after(answer)
     if error is not None or isinstance(answer, Lost):

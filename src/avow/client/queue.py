@@ -21,7 +21,6 @@ from avow.client.metadata import (
     QueueInfo,
     SubscriberInfo,
     queue_path,
-    read_queue,
     read_subscriber,
     read_subscribers,
 )
@@ -139,10 +138,7 @@ class Queue:
 
     async def info(self) -> QueueInfo:
         """The queue as it is now: lanes, ends, coordinators."""
-        answer = await self._cluster.call(b"GET", queue_path(self.name))
-        found = read_queue(answer.body)
-        self._outbox.know(found)
-        return found
+        return await self._outbox.asked()
 
     async def read(
         self,
@@ -203,37 +199,33 @@ class Queue:
         return read_stored(answer.body)
 
     async def follow(
-        self,
-        *,
-        after: After | None = None,
-        lane: int | None = None,
-        subscriber: str | None = None,
-        max_bytes: int = READ_SIZE_BYTES,
+        self, *, after: After | None = None, lane: int | None = None, subscriber: str | None = None
     ) -> AsyncGenerator[ReadBatch, None]:
-        """All after a version, and all that comes, without end. With a subscriber: from its cursor, with `commit`."""
-        found = self.follow_pages(after=after, lane=lane, subscriber=subscriber, max_bytes=max_bytes)
-        async with aclosing(found) as pages:
+        """All after a version, and all that comes, without end. With a subscriber: from its cursor, with `commit`.
+
+        Any number may follow for one subscriber, and none keeps the others from moving its cursor. `Client.subscribe`
+        is for one reader at a time, or for members that share the lanes.
+        """
+        async with aclosing(self.follow_pages(after=after, lane=lane, subscriber=subscriber)) as pages:
             async for batches in pages:
                 for batch in batches:
                     yield batch
 
     async def follow_pages(
-        self,
-        *,
-        after: After | None = None,
-        lane: int | None = None,
-        subscriber: str | None = None,
-        max_bytes: int = READ_SIZE_BYTES,
+        self, *, after: After | None = None, lane: int | None = None, subscriber: str | None = None
     ) -> AsyncGenerator[list[ReadBatch], None]:
-        """As `follow`, but all batches of one answer at a time."""
+        """As `follow`, but all batches of one push at a time."""
         info = await self.info()
         starts = {found.lane: after for found in info.lanes} if isinstance(after, int) else dict(after or {})
         commit = None
         if subscriber is not None:
             starts = {**starts, **(await self._registered(subscriber, info))}
             commit = partial(self._commit, subscriber)
-        follower = Follower(self._cluster, queue=self.name, after=starts, only=lane, max_bytes=max_bytes, commit=commit)
-        async with aclosing(follower.pages(info)) as pages:
+        for found in info.lanes:
+            if found.lane in starts:
+                starts[found.lane] = max(starts[found.lane], found.trimmed_to)
+        follower = Follower(self._cluster, queue=self.name, after=starts, only=lane, commit=commit)
+        async with aclosing(follower.pages()) as pages:
             async for batches in pages:
                 yield batches
 
@@ -290,6 +282,11 @@ class Queue:
             b"POST", queue_path(self.name, "trim"), {"lane": lane, "upto_version": upto}
         )
         return int(msgspec.json.decode(answer.body)["trimmed_to"])
+
+    @property
+    def outbox(self) -> Outbox:
+        """What is known of the queue, for what else writes to it."""
+        return self._outbox
 
     def close(self) -> None:
         self._outbox.close()

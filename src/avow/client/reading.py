@@ -14,7 +14,7 @@ checked by the peer that took the batch in, and is covered by the checksum.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -158,6 +158,32 @@ class ReadBatch:
         if self._commit is None:
             raise InvalidRequest("this batch was not read for a subscriber; follow(subscriber=...) to keep a cursor")
         await self._commit(self.lane, self.last_version)
+
+
+class JoinedBatch(ReadBatch):
+    """Several in one: `parts` are batches of one lane whose versions follow one another."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[ReadBatch]) -> None:
+        super().__init__(parts[0]._range)
+        self.parts = tuple(parts)
+        self.count = sum(part.count for part in parts)
+
+    def values(self) -> list[bytes]:
+        return [value for part in self.parts for value in part.values()]
+
+    def messages(self) -> list[Message]:
+        return [message for part in self.parts for message in part.messages()]
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """As of one batch; several are copied together, and columns that some lack are null there."""
+        if len(self.parts) == 1:
+            return self.parts[0].to_arrow()
+        import pyarrow as pa
+
+        tables = [pa.Table.from_batches([part.to_arrow()]) for part in self.parts]
+        return pa.concat_tables(tables, promote_options="default").combine_chunks().to_batches()[0]
 
 
 class Page(Struct, frozen=True):

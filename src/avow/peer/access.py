@@ -22,6 +22,7 @@ import hmac
 import ipaddress
 import ssl
 import tomllib
+from base64 import urlsafe_b64decode
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -37,6 +38,7 @@ from avow.peer.settings import Settings, address
 Right: TypeAlias = Literal["read", "write", "manage", "admin", "use"]  # use: any right on that queue at all
 QueueRight: TypeAlias = Literal["read", "write", "manage"]
 
+BEARER_PROTOCOL: Final = b"avow.bearer."  # a WebSocket's subprotocol: the token behind it, in base64url
 _REMEMBERED_MAX: Final = 1_024  # queue names per token whose rights are known already
 
 
@@ -114,6 +116,20 @@ class Tokens:
         return token
 
 
+def token_in(protocols: bytes | None) -> bytes | None:
+    """An Authorization header made of a browser's subprotocols, because it cannot set headers; None: there is none."""
+    if protocols is None:
+        return None
+    for name in protocols.split(b","):
+        if name.strip().startswith(BEARER_PROTOCOL):
+            text = name.strip().removeprefix(BEARER_PROTOCOL)
+            try:
+                return b"Bearer " + urlsafe_b64decode(text + b"=" * (-len(text) % 4))
+            except ValueError:
+                return b"Bearer"  # of nobody
+    return None
+
+
 def load_tokens(settings: Settings) -> Tokens:
     """Raises InvalidRequest saying what is wrong with the file."""
     if not settings.tokens:
@@ -138,11 +154,13 @@ def load_tokens(settings: Settings) -> Tokens:
 
 def check_exposure(settings: Settings) -> None:
     """Refuse what would let a stranger in. Raises InvalidRequest that says which setting to change."""
-    if not is_loopback(address(settings.listen, name="listen")[0]) and not settings.tokens:
-        raise InvalidRequest(
-            f"listen {settings.listen} can be reached from other machines, and without tokens anybody there may do "
-            "everything. Set `tokens` to a tokens file, or listen on 127.0.0.1"
-        )
+    for name in ("listen",):
+        where = getattr(settings, name)
+        if not is_loopback(address(where, name=name)[0]) and not settings.tokens:
+            raise InvalidRequest(
+                f"{name} {where} can be reached from other machines, and without tokens anybody there may do "
+                "everything. Set `tokens` to a tokens file, or listen on 127.0.0.1"
+            )
     beyond = not is_loopback(address(settings.peer_listen, name="peer_listen")[0])
     if beyond and not (settings.tls_ca and settings.tls_cert and settings.tls_key):
         raise InvalidRequest(

@@ -4,6 +4,8 @@
     members     in each lane I coordinate: one step towards the members the peer table asks for
     ready       while I am joining: once I hold everything and a linearizable read went through, say so
     gone        metadata coordinator: a peer that left and is a member of nothing here is done with
+    forget      metadata coordinator: a peer that is gone or silent reads for no subscriber any more
+    leave       what reads for a subscriber at this peer, and is no channel of this run, does not read any more
     deadlines   in each lane I coordinate: transactions past their deadline are discarded by an entry
     retention   in each lane I coordinate: what the queue's rules give up is trimmed by an entry
 
@@ -12,11 +14,14 @@ Nothing here is needed for safety. Each of these is repeated until its effect is
 
 from __future__ import annotations
 
+from collections.abc import Container
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from avow.limits import SUBSCRIPTION_SILENT_S
 from avow.peer.answers import Answer, Done, Refusal
 from avow.peer.membership_steps import next_members
-from avow.queue.commands import PeerCommand, RetentionRules, encode
+from avow.queue.commands import PeerCommand, RetentionRules, SubscriptionCommand, encode
 from avow.replication.two_phase.core import COORDINATOR
 from avow.wire.messages import Kind
 
@@ -30,6 +35,7 @@ EVERY_S: Final = 0.2
 RETENTION_EVERY_S: Final = 5.0
 _REPEAT_S: Final = 1.0  # a proposal whose effect was not seen
 _BEHIND_ENTRIES_MAX: Final = 256  # a learner so close to the end may vote: it is fed as fast as the others
+_LEAVES_AT_ONCE: Final = 64
 _NO_RULES: Final = RetentionRules()
 
 
@@ -39,8 +45,12 @@ class Housekeeping:
         self.seen_position = -1  # of the metadata lane, by the node
         self.identity = b""  # set by the process before the first tick
         self.link = self.api = ""
+        # Ids of the channels that are open here, each before it joins anything. None: nobody serves any, or says so.
+        self.channels: Container[bytes] | None = None
         self.refused = ""  # why this peer may not take part; the process ends with it
         self._due_at = self._retention_at = 0.0
+        self._coordinating_since = -1.0  # the metadata lane; -1: not now
+        self._reading: tuple[int, tuple[int, ...]] = (-1, ())  # peers that have members, as of a position
         self._repeat_at: dict[str, float] = {}
         self._announcements: set[int] = set()
         self._confirmation = 0
@@ -53,6 +63,8 @@ class Housekeeping:
         self._announce(now)
         self._become_ready(now)
         self._say_gone(now)
+        self._forget_silent(now)
+        self._leave_for_dead(now)
         self._step_members()
         with_retention = now >= self._retention_at
         if with_retention:
@@ -151,6 +163,55 @@ class Housekeeping:
                 continue
             if self._due(f"gone {peer.number}", now):
                 node.propose(Kind.PEER, encode(PeerCommand("gone", peer.number)), now)
+
+    # ------------------------------------------------------------------ subscriptions
+
+    def _forget_silent(self, now: float) -> None:
+        """One peer at a time. Who was never heard is given as long as this peer has coordinated."""
+        node = self._node
+        if node.metadata.core.role != COORDINATOR:
+            self._coordinating_since = -1.0
+            return
+        if self._coordinating_since < 0:
+            self._coordinating_since = now
+        for peer in self._reading_peers():
+            if self._is_lost(peer, now):
+                if self._due("forget", now):
+                    command = SubscriptionCommand("", "", "", peer, b"", "forget")
+                    node.propose(Kind.SUBSCRIPTION, encode(command), now)
+                return
+
+    def _reading_peers(self) -> tuple[int, ...]:
+        state = self._node.metadata.state
+        if self._reading[0] != state.subscribed_at:
+            peers = {member.peer for _, _, member in state.catalog.readers()}
+            self._reading = (state.subscribed_at, tuple(sorted(peers)))
+        return self._reading[1]
+
+    def _is_lost(self, peer: int, now: float) -> bool:
+        metadata = self._node.metadata
+        if peer == self._node.me:
+            return False
+        known = metadata.state.peers.by_number.get(peer)
+        if known is not None and known.state == "gone":
+            return True
+        heard = max(metadata.core.heard.get(peer, 0.0), self._coordinating_since)
+        return now - heard >= SUBSCRIPTION_SILENT_S
+
+    def _leave_for_dead(self, now: float) -> None:
+        """Channels of an earlier run, or some that ended while nobody could be told."""
+        node, channels = self._node, self.channels
+        if channels is None or node.me not in self._reading_peers():
+            return
+        readers = node.metadata.state.catalog.readers()
+        dead = (reader for reader in readers if reader[2].peer == node.me and reader[2].channel not in channels)
+        commands = [
+            SubscriptionCommand(queue, subscriber, member.name, node.me, member.channel, "leave")
+            for queue, subscriber, member in islice(dead, _LEAVES_AT_ONCE)
+        ]
+        if commands and self._due("leave", now):
+            for command in commands:
+                node.propose(Kind.SUBSCRIPTION, encode(command), now)
 
     # ------------------------------------------------------------------ lanes
 

@@ -237,6 +237,12 @@ class TwoPhaseLane(LaneReads):
         self._writers_count += 1
 
     def _hold(self, asker: Asker, write: Write, shape: int) -> None:
+        """Refused now rather than later, if the lane takes nothing: so is then what follows it in this turn."""
+        try:
+            self.core.check_room()
+        except Refused as error:
+            self._answer(asker, Refusal(error.code))
+            return
         if not self._held.has_room(write, shape):
             self._append_held()
         self._held.add(write, shape, asker)

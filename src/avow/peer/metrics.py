@@ -71,13 +71,24 @@ FIGURES: Final = (
     Figure("avow_http_requests_failed", "counter", "requests at which a handler failed"),
     Figure("avow_http_connections", "gauge", "open connections of clients"),
     Figure("avow_http_connections_turned_away", "counter", "connections answered BUSY or just closed"),
+    Figure("avow_channels", "gauge", "open channels, with or without a connection", ("role",)),
+    Figure("avow_channels_detached", "gauge", "channels without a connection, waiting for their client"),
+    Figure("avow_channels_suspended", "gauge", "channels on which this peer waits for the client's acks"),
+    Figure("avow_channels_opened", "counter", "channels that began"),
+    Figure("avow_channels_resumed", "counter", "times that a channel went on over a new connection"),
+    Figure("avow_channels_expired", "counter", "channels whose client did not come back in time"),
+    Figure("avow_channels_refused", "counter", "channels that did not begin"),
+    Figure("avow_channel_messages_received", "counter", "messages of channels that came from clients"),
+    Figure("avow_channel_messages_pushed", "counter", "messages of channels that went to clients"),
 )
 
 
 class Metrics(Collector):
-    def __init__(self, peer: Peer, http: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self, peer: Peer, http: Callable[[], Mapping[str, int]], channels: Callable[[], Mapping[str, Any]]
+    ) -> None:
         self._peer = peer
-        self._http = http
+        self._http, self._channels = http, channels
         self._began = time.monotonic()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -104,7 +115,7 @@ class Metrics(Collector):
         found = {**self._of_peer(told), **self._of_links(told["links"]), **_of_storage(told["storage"])}
         found |= {f"avow_lane_{name}": _by_lane(views, value) for name, value in _LANE_VALUES.items()}
         found |= {f"avow_http_{name}": [((), value)] for name, value in self._http().items()}
-        return found
+        return found | _of_channels(self._channels())
 
     def _of_peer(self, told: dict[str, Any]) -> dict[str, Samples]:
         peer, node = self._peer, self._peer.node
@@ -139,6 +150,16 @@ class Metrics(Collector):
 def _of_storage(told: dict[str, Any]) -> dict[str, Samples]:
     names = ("writes", "operations", "syncs", "pending_writes", "size_bytes", "full", "damage_found")
     return {f"avow_storage_{name}": [((), told[name])] for name in names}
+
+
+def _of_channels(told: Mapping[str, Any]) -> dict[str, Samples]:
+    names = ("detached", "suspended", "opened", "resumed", "expired", "refused")
+    return {
+        "avow_channels": [((role,), count) for role, count in told["open"].items()],
+        **{f"avow_channels_{name}": [((), told[name])] for name in names},
+        "avow_channel_messages_received": [((), told["messages_received"])],
+        "avow_channel_messages_pushed": [((), told["messages_pushed"])],
+    }
 
 
 def _by_lane(views: list[LaneView], value: Callable[[LaneView], float]) -> Samples:

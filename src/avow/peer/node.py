@@ -191,10 +191,11 @@ class Node(Parts):
             held.read_at_least(request, {number: version if level == "at_least" else 0})
             self._touch(held.queue)
 
-    def cancel(self, request: int) -> None:
-        """Nobody waits for this answer any more. What was written stays written."""
+    def cancel(self, request: int, *, lane: int | None = None) -> None:
+        """Nobody waits for this answer any more. What was written stays written. `lane`: where it was asked."""
         self._reaching.pop(request, None)
-        for part in self._parts.values():
+        asked = self.lanes.get(lane) or self.queue_of(lane) if lane is not None else None
+        for part in (asked,) if asked is not None else self._parts.values():
             part.cancel(request)
 
     # ------------------------------------------------------------------ what clients read

@@ -78,7 +78,9 @@ class Peer:
         self._unwritten: deque[NodeEffects] = deque()  # those of them that the disk had no room for
         self._ticker: asyncio.TimerHandle | None = None
         self.failed: asyncio.Future[str] | None = None  # resolved with a reason when this peer must end
+        self.on_turn: Callable[[], None] | None = None  # called when what a turn of the loop led to is on its way
         self.links: Links | None = None
+        self.runs: dict[int, int] = {}  # of other peers: the incarnation that last greeted
         self.node: Node
 
     # ------------------------------------------------------------------ life
@@ -136,10 +138,10 @@ class Peer:
         self._callbacks[self._request] = callback
         return self._request
 
-    def forget(self, request: int) -> None:
-        """Nobody waits for that answer any more."""
+    def forget(self, request: int, *, lane: int | None = None) -> None:
+        """Nobody waits for that answer any more. `lane`: where it was asked, if that is known."""
         if self._callbacks.pop(request, None) is not None:
-            self.node.cancel(request)
+            self.node.cancel(request, lane=lane)
 
     def wake(self) -> None:
         """After an input: whatever it led to happens at the end of this turn of the loop."""
@@ -160,6 +162,7 @@ class Peer:
         if hello.peer == self.number:
             raise FolderUnusable(f"it calls itself {hello.peer}, which is this peer's own number")
         self.book.meet(hello.peer, hello.identity)
+        self.runs[hello.peer] = hello.incarnation
 
     def received(self, source: int, route: int, message: Message) -> None:
         _supervised(self.node.receive, source, route, message, time.monotonic())
@@ -173,6 +176,8 @@ class Peer:
     def _perform(self) -> None:
         self._scheduled = False
         _supervised(self._drain)
+        if self.on_turn is not None:
+            self.on_turn()
 
     def _drain(self) -> None:
         """Storage last: its thread starts as soon as this one lets go of the interpreter, and not in the middle."""

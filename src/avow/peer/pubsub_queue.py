@@ -140,8 +140,18 @@ class PubSubQueue(PubSubWrites):
         """Of every lane this peer holds nearly all that anybody is known to hold."""
         return all(self.core.caught_up(number, within=BEHIND_ENTRIES_MAX) for number in self._books)
 
+    @property
+    def numbers(self) -> list[int]:
+        """Of its lanes, as far as this peer was told, in the order in which they were opened."""
+        return list(self._books)
+
     def book(self, lane: int) -> LaneBook | None:
         return self._books.get(lane)
+
+    def known_to(self, lane: int) -> int:
+        """The last position whose versions are known: all that this copy holds."""
+        self._extend(lane, self.core.end_of(lane))
+        return self._books[lane].known_to
 
     def statistics(self) -> dict[str, object]:
         return {

@@ -296,7 +296,7 @@ class QueueLane(TwoPhaseLane):
 
     def _track(self, entry: Entry, writes: Writes = ()) -> None:
         if self._projection is not None:
-            self._projection.appended(entry, writes)
+            self._projection.appended(entry, writes or merged_writes(entry))  # another peer may have merged them
 
     def _apply_entry(self, entry: Entry) -> Outcome:
         return self.state.apply(entry) if entry.write_id else self.state.apply(entry, merged_writes(entry))

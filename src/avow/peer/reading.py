@@ -16,6 +16,7 @@ from avow.queue.visible import VisibleRange
 from avow.wire.messages import Entry
 
 RANGES_MAX: Final = 8_192  # in one answer
+_RANGES_FIRST: Final = 32  # looked up at first: large batches fill an answer with a few
 
 Entries: TypeAlias = Callable[[int, int, int], Sequence[Entry]]  # (after, max_entries, max_bytes)
 
@@ -31,24 +32,33 @@ class Served(Struct, frozen=True, gc=False):
 
 def read_ranges(ranges: Iterable[VisibleRange], entries: Entries, *, max_bytes: int) -> list[Served]:
     """In the order of versions; stops before `max_bytes` of batches, but not before the first entry."""
-    wanted = list(islice(ranges, RANGES_MAX))
     served: list[Served] = []
-    at, room = 0, max_bytes
+    room, source, step = max_bytes, iter(ranges), _RANGES_FIRST
+    while (room > 0 or not served) and len(served) < RANGES_MAX:
+        wanted = list(islice(source, min(step, RANGES_MAX - len(served))))
+        left = _read_runs(wanted, entries, served, room)
+        if not wanted or left is None:
+            break
+        room, step = left, step * 4
+    return served
+
+
+def _read_runs(wanted: list[VisibleRange], entries: Entries, served: list[Served], room: int) -> int | None:
+    """The room that is left; None: an entry did not fit, or is not there."""
+    at = 0
     while at < len(wanted) and (room > 0 or not served):
         run = _run_length(wanted, at)
         first = wanted[at].position
         found = entries(first - 1, wanted[at + run - 1].position - first + 1, max(room, 1))
-        if not found:
-            break
         held = {entry.position: entry for entry in found}
         for range_ in wanted[at : at + run]:
             entry = held.get(range_.position)
             if entry is None or (served and room - len(entry.batch) < 0):
-                return served
+                return None
             served.append(Served(range_.first_version, range_.offset, range_.count, entry))
             room -= len(entry.batch)
         at += run
-    return served
+    return room
 
 
 def _run_length(ranges: Sequence[VisibleRange], at: int) -> int:

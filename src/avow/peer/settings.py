@@ -1,4 +1,4 @@
-"""What a peer can be told: fifteen settings, from flags, the environment and one TOML file.
+"""What a peer can be told: twenty-four settings, from flags, the environment and one TOML file.
 
 Flags win over the environment (AVOW_ and the name in capitals), the environment over the file, the file over the
 default. Everything else about a peer is decided by the cluster it belongs to, or is a bound in `limits`.
@@ -40,6 +40,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     in_flight_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     request_bytes_max: Annotated[int, Meta(ge=1024, le=64 * MIB)] = BATCH_SIZE_BYTES_MAX + MIB
+    channels_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
+    channel_window_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     log: LogLevel = "info"
 
 
@@ -58,6 +60,8 @@ DESCRIPTIONS: Final[Mapping[str, str]] = {
     "connections_max": "HTTP connections at a time; one more is answered BUSY",
     "in_flight_max": "requests being answered at a time; one more is answered BUSY",
     "request_bytes_max": "largest request body; a larger one is answered TOO_LARGE",
+    "channels_max": "channels at a time, also those that wait for their client; one more is refused with BUSY",
+    "channel_window_s": "how long a channel without a connection waits for its client to come back",
     "log": "debug, info, warning or error, to stderr",
 }
 

@@ -8,18 +8,24 @@ routes, and each run of a peer opens a lane of its own for each.
 Subscribers of a two-phase lane keep their cursors in that lane. A subscriber of a pub-sub queue reads lanes that come
 and go with their owners, so its cursor is a vector {lane: version} and is kept here. Each component only grows, and two
 reports may arrive in either order, except by a reset, which replaces the whole vector.
+
+Who reads for a subscriber is kept here for both strategies (`subscriptions`). A pub-sub queue's cursors move in the
+same log in which their readers change, so here the fence needs no state of its own: a move that names an epoch is taken
+if that is the subscription's at this place in the log, and every lane it names is its member's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from avow.queue.commands import LaneCursorsCommand, QueueCommand, RetentionRules, Strategy
+from avow.queue import subscriptions
+from avow.queue.commands import LaneCursorsCommand, QueueCommand, RetentionRules, Strategy, SubscriptionCommand
 from avow.queue.lane_table import Lane, LaneTable
 from avow.queue.outcomes import DONE, Outcome
+from avow.queue.subscriptions import Member, Subscription
 
 
 class VectorCursor(Struct, frozen=True, array_like=True):
@@ -42,14 +48,17 @@ class Queue(Struct, frozen=True, array_like=True):
     subscribers: dict[str, VectorCursor] = {}
     peers: tuple[int, ...] = ()  # who holds it; empty: every voter of the cluster
     founders: tuple[int, ...] = ()
+    subscriptions: dict[str, Subscription] = {}  # by subscriber; only those that somebody reads for
 
 
 class Catalog:
-    __slots__ = ("by_name", "count_max", "subscribers_max")
+    __slots__ = ("by_name", "count_max", "members_max", "subscribers_max", "subscriptions_max")
 
-    def __init__(self, *, count_max: int, subscribers_max: int) -> None:
+    def __init__(self, *, count_max: int, subscribers_max: int, subscriptions_max: int, members_max: int) -> None:
         self.count_max = count_max
         self.subscribers_max = subscribers_max
+        self.subscriptions_max = subscriptions_max
+        self.members_max = members_max
         self.by_name: dict[str, Queue] = {}
 
     def perform(self, command: QueueCommand, lanes: LaneTable, voters: tuple[int, ...] = ()) -> Outcome:
@@ -88,6 +97,8 @@ class Catalog:
         queue = self.by_name.get(command.queue)
         if queue is None:
             return Outcome("UNKNOWN_QUEUE")
+        if command.epoch and not _reads(queue.subscriptions.get(command.subscriber), command):
+            return Outcome("FENCED")
         if command.remove:
             queue.subscribers.pop(command.subscriber, None)
             return DONE
@@ -98,6 +109,31 @@ class Catalog:
             return Outcome("INVALID_REQUEST")
         queue.subscribers[command.subscriber] = _moved(before or VectorCursor(), command, lanes.by_number)
         return DONE
+
+    def subscribe(self, command: SubscriptionCommand, *, epoch: int) -> Outcome:
+        """`epoch`: a number above every one given before; it is the subscription's if this changes it."""
+        if command.action == "forget":
+            for queue in self.by_name.values():
+                subscriptions.forget(queue.subscriptions, command.peer, epoch=epoch)
+            return DONE
+        named = self.by_name.get(command.queue)
+        if command.action == "leave":
+            if named is not None:
+                subscriptions.leave(named.subscriptions, command, epoch=epoch)
+            return DONE
+        if named is None:
+            return Outcome("UNKNOWN_QUEUE")
+        known = command.subscriber in named.subscriptions
+        if not known and len(named.subscriptions) >= self.subscriptions_max:
+            return Outcome("TOO_MANY")
+        return subscriptions.join(named.subscriptions, command, epoch=epoch, members_max=self.members_max)
+
+    def readers(self) -> Iterator[tuple[str, str, Member]]:
+        """(queue, subscriber, member) for every member there is."""
+        for queue in self.by_name.values():
+            for subscriber, subscription in queue.subscriptions.items():
+                for member in subscription.members:
+                    yield queue.name, subscriber, member
 
     def held_at(self, lane: Lane) -> int | None:
         """The lowest cursor with a hold in this lane; a subscriber that has not read it holds it whole."""
@@ -134,6 +170,14 @@ def _again(command: QueueCommand, queue: Queue) -> Outcome:
 
 def _numbers(queue: Queue) -> Outcome:
     return Outcome("", queue.first_lane, queue.first_lane + queue.lanes - 1)
+
+
+def _reads(subscription: Subscription | None, command: LaneCursorsCommand) -> bool:
+    """The command is of this epoch of the subscription, and of the member that all its lanes belong to."""
+    if subscription is None or subscription.epoch != command.epoch:
+        return False
+    readers = (subscriptions.reader_of(subscription, lane) for lane, _ in command.versions)
+    return all(reader is not None and reader.name == command.member for reader in readers)
 
 
 def _readable(queue: Queue, lanes: LaneTable, number: int, version: int) -> bool:

@@ -32,6 +32,8 @@ Peers = Annotated[tuple[PeerNumber, ...], Meta(max_length=limits.PEERS_MAX)]
 TransactionName = Annotated[bytes, Meta(min_length=1, max_length=limits.TRANSACTION_NAME_BYTES_MAX)]
 QueueName = Annotated[str, Meta(min_length=1, max_length=limits.QUEUE_NAME_CHARS_MAX)]
 SubscriberName = Annotated[str, Meta(min_length=1, max_length=limits.SUBSCRIBER_NAME_CHARS_MAX)]
+MemberName = Annotated[str, Meta(max_length=limits.MEMBER_NAME_CHARS_MAX)]
+ChannelId = Annotated[bytes, Meta(max_length=limits.CHANNEL_ID_SIZE_BYTES)]
 Identity = Annotated[bytes, Meta(max_length=16)]
 Address = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX)]
 LaneCount = Annotated[int, Meta(ge=1, le=limits.LANES_PER_QUEUE_MAX)]
@@ -41,6 +43,7 @@ TrimRule: TypeAlias = Literal["asked", "age", "size", "passed"]
 Strategy: TypeAlias = Literal["two-phase", "pub-sub"]
 Action: TypeAlias = Literal["create", "change", "delete"]
 PeerAction: TypeAlias = Literal["announce", "join", "ready", "leave", "gone"]
+SubscriptionAction: TypeAlias = Literal["join", "leave", "forget"]
 
 
 class Command(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -62,13 +65,19 @@ class TransactionCommand(Command, frozen=True, gc=False):
 
 
 class CursorCommand(Command, frozen=True, gc=False):
-    """A subscriber has everything up to `version`. `hold` None leaves the hold as it is."""
+    """A subscriber has everything up to `version`. `hold` None leaves the hold as it is.
+
+    `epoch` names the reader. With version 0 and a higher epoch than the lane has heard it is a fence: the lane is this
+    reader's from here on. A reader moves the cursor with the epoch it fenced the lane with, and with no other, also
+    when its subscription has a later one by now: see `subscriptions`.
+    """
 
     subscriber: SubscriberName
     version: Natural = 0
     hold: bool | None = None
     reset: bool = False  # the cursor becomes `version` even if that is a step back
     remove: bool = False
+    epoch: Natural = 0  # 0: no reader of a subscription, but whoever may move cursors
 
 
 class TrimCommand(Command, frozen=True, gc=False):
@@ -131,7 +140,10 @@ class LaneEndCommand(Command, frozen=True, gc=False):
 
 
 class LaneCursorsCommand(Command, frozen=True, gc=False):
-    """CURSOR in the metadata lane: (lane, version) pairs. `reset` replaces the whole vector."""
+    """CURSOR in the metadata lane: (lane, version) pairs. `reset` replaces the whole vector.
+
+    With an `epoch` it must be the subscription's present one, and every lane named must be `member`'s.
+    """
 
     queue: QueueName
     subscriber: SubscriberName
@@ -139,6 +151,23 @@ class LaneCursorsCommand(Command, frozen=True, gc=False):
     hold: bool | None = None
     reset: bool = False
     remove: bool = False
+    epoch: Natural = 0  # as in `CursorCommand`
+    member: MemberName = ""
+
+
+class SubscriptionCommand(Command, frozen=True, gc=False):
+    """Who reads for a subscriber: `member` (may be empty: alone) over `channel`, which ends at `peer`.
+
+    `join` without a name takes over from everybody. `leave` reads member and channel, and does nothing unless both are
+    there still. `forget` reads the peer only: none of its channels, in whichever queue, reads for anybody any more.
+    """
+
+    queue: Annotated[str, Meta(max_length=limits.QUEUE_NAME_CHARS_MAX)]
+    subscriber: Annotated[str, Meta(max_length=limits.SUBSCRIBER_NAME_CHARS_MAX)]
+    member: MemberName
+    peer: PeerNumber
+    channel: ChannelId
+    action: SubscriptionAction
 
 
 class LaneTrimCommand(Command, frozen=True, gc=False):
@@ -165,6 +194,7 @@ METADATA_COMMANDS: Final[Mapping[int, type[Command]]] = {
     Kind.LANE_OPEN: LaneOpenCommand,
     Kind.LANE_END: LaneEndCommand,
     Kind.PEER: PeerCommand,
+    Kind.SUBSCRIPTION: SubscriptionCommand,
 }
 
 _encoder: Final = Encoder()

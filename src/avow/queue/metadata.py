@@ -35,6 +35,7 @@ from avow.queue.commands import (
     MembersCommand,
     PeerCommand,
     QueueCommand,
+    SubscriptionCommand,
     decode_or_code,
 )
 from avow.queue.lane_table import Lane, LaneTable
@@ -55,6 +56,8 @@ class MetadataBounds(Struct, frozen=True, array_like=True, gc=False):
     queues: int = limits.QUEUES_COUNT
     lanes: int = limits.LANES_COUNT
     subscribers: int = limits.SUBSCRIBERS_COUNT  # of one queue
+    subscriptions: int = limits.SUBSCRIPTIONS_COUNT  # of one queue
+    members: int = limits.MEMBERS_COUNT  # of one subscription
 
 
 class MetadataStatistics(Struct, frozen=True, gc=False):
@@ -68,6 +71,7 @@ class MetadataStatistics(Struct, frozen=True, gc=False):
     orphaned_lanes: int
     write_ids: int
     refused_entries: int
+    readers: int  # members of all subscriptions
 
 
 class _Body(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -103,7 +107,13 @@ class MetadataState:
         self.learners = tuple(sorted(learners))
         self.epoch = 0
         self.lanes = LaneTable(self.bounds.lanes)
-        self.catalog = Catalog(count_max=self.bounds.queues, subscribers_max=self.bounds.subscribers)
+        self.catalog = Catalog(
+            count_max=self.bounds.queues,
+            subscribers_max=self.bounds.subscribers,
+            subscriptions_max=self.bounds.subscriptions,
+            members_max=self.bounds.members,
+        )
+        self.subscribed_at = 0  # for whoever watches: after this position no subscription has changed
         self.peers = PeerTable()
         self.write_ids: Recent[Outcome] = Recent(self.bounds.write_ids)
 
@@ -162,6 +172,7 @@ class MetadataState:
             orphaned_lanes=len(self.orphans()),
             write_ids=len(self.write_ids),
             refused_entries=self.refused,
+            readers=sum(1 for _ in self.catalog.readers()),
         )
 
     def snapshot(self) -> bytes:
@@ -192,6 +203,7 @@ class MetadataState:
         state.position, state.refused, state.epoch = body.position, body.refused, body.epoch
         state.write_ids = Recent.from_columns(body.bounds.write_ids, *body.write_ids)
         state.catalog.by_name.update((queue.name, queue) for queue in body.queues)
+        state.subscribed_at = body.position
         state.lanes.next_number = body.next_number
         state.lanes.incarnations.update(body.incarnations)
         state.lanes.fill(body.lanes, serving=body.open_lanes)
@@ -209,7 +221,11 @@ class MetadataState:
             case MembersCommand():
                 return self._change_members(tuple(sorted(command.voters)), tuple(sorted(command.learners)))
             case QueueCommand():
+                self.subscribed_at = self.position
                 return self.catalog.perform(command, self.lanes, self.voters)
+            case SubscriptionCommand():
+                self.subscribed_at = self.position
+                return self.catalog.subscribe(command, epoch=self.position)
             case PeerCommand():
                 return self.peers.perform(command, (*self.voters, *self.learners))
             case LaneOpenCommand():

@@ -10,6 +10,7 @@ made where the answer leaves a peer.
     DATA, PUBLISH    the versions that became visible; an empty batch has last = first - 1
     CURSOR           last = where the subscriber's cursor is now
     TRIM             the versions removed; last = first - 1 if a hold or an earlier trim left nothing to remove
+    SUBSCRIPTION     of a join: last = the epoch of the subscription it is part of
     QUEUE            the lane numbers given to a two-phase queue
     LANE_OPEN        the lane's number, twice
     LANE_END         last = the decided end

@@ -7,6 +7,13 @@ a decision of a person and a command of its own, `reset`.
 A subscriber with a *hold* pins retention: nothing it has not passed may be removed. Without a hold its cursor takes
 part only in the rule "all subscribers have passed". A cursor beyond the end of the lane cannot be honest: whatever the
 subscriber has read was committed before its cursor was logged, so such a command is refused.
+
+Who reads for a subscriber changes in another lane (see `subscriptions`), so this one cannot know who may move a cursor.
+It knows who may not: `epoch` is that of the last reader that took the lane over, by a command with a higher epoch and
+version 0, a *fence*. A reader moves the cursor with exactly that epoch. With a lower one it was replaced; with a higher
+one it has not taken the lane over yet (or the subscriber was removed since) and cannot know where its reading has to
+begin. Both are FENCED. So the epochs divide the lane's log into stretches, and one reader moves the cursor in each. A
+command without an epoch, a person's, is never fenced and fences nobody.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from avow.queue.outcomes import Outcome
 class Subscriber(Struct, frozen=True, array_like=True, gc=False):
     version: int
     hold: bool
+    epoch: int = 0  # of the reader that took the lane over last
 
 
 class Subscribers:
@@ -31,11 +39,14 @@ class Subscribers:
 
     def settled(self, command: CursorCommand, *, end: int) -> Outcome | None:
         """The refusal, or None if the command would be performed."""
+        before = self.by_name.get(command.subscriber)
+        if command.epoch and _fenced(command, before.epoch if before is not None else 0):
+            return Outcome("FENCED")
         if command.remove:
             return None
         if command.version > end:
             return Outcome("INVALID_REQUEST")
-        if command.subscriber not in self.by_name and len(self.by_name) >= self.count_max:
+        if before is None and len(self.by_name) >= self.count_max:
             return Outcome("TOO_MANY")
         return None
 
@@ -48,7 +59,7 @@ class Subscribers:
         before = self.by_name.get(name, Subscriber(0, hold=False))
         version = command.version if command.reset else max(before.version, command.version)
         hold = before.hold if command.hold is None else command.hold
-        self.by_name[name] = Subscriber(version, hold=hold)
+        self.by_name[name] = Subscriber(version, hold=hold, epoch=max(before.epoch, command.epoch))
         return Outcome("", 0, version)
 
     def held_at(self) -> int | None:
@@ -63,3 +74,9 @@ class Subscribers:
         other = Subscribers(self.count_max)
         other.by_name = dict(self.by_name)
         return other
+
+
+def _fenced(command: CursorCommand, epoch: int) -> bool:
+    if command.epoch <= epoch:
+        return command.epoch < epoch
+    return bool(command.version or command.reset or command.remove)  # anything but a fence

@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from avow.testing.channel.mutants import MUTANTS, hunt_mutant
 from avow.testing.hunt import Caught, hunt
 from avow.testing.mutations import TWO_PHASE_MUTATIONS
 from avow.testing.pubsub import simulate_pubsub
@@ -28,7 +29,7 @@ REPEAT_EVERY: Final = (
     50  # every so many seeds one is run a second time, in another process, and must give the same hash
 )
 FAILURES_KEPT: Final = 20
-MUTATIONS_COUNT: Final = len(TWO_PHASE_MUTATIONS) + len(PUBSUB_MUTATIONS)
+MUTATIONS_COUNT: Final = len(TWO_PHASE_MUTATIONS) + len(PUBSUB_MUTATIONS) + len(MUTANTS)
 
 STRATEGIES: Final[dict[str, Callable[..., Verdict]]] = {
     "two-phase": simulate_two_phase,
@@ -155,9 +156,10 @@ def _chunks(strategy: str, *, seeds: int, first_seed: int, peers: int, jobs: int
 
 
 def run_mutations(*, jobs: int = 0, progress: Callable[[Caught], None] = lambda _caught: None) -> list[Caught]:
-    """Hunt every mutation of both strategies; the result is in the order of the lists."""
+    """Hunt every mutation of both strategies and of the channel; the result is in the order of the lists."""
     jobs = jobs or os.cpu_count() or 1
     names = [("two-phase", m.name) for m in TWO_PHASE_MUTATIONS] + [("pub-sub", m.name) for m in PUBSUB_MUTATIONS]
+    names += [("channel", mutant.name) for mutant in MUTANTS]
     found: dict[tuple[str, str], Caught] = {}
     with ProcessPoolExecutor(jobs) as pool:
         pending = {pool.submit(hunt_named, *name): name for name in names}
@@ -169,5 +171,7 @@ def run_mutations(*, jobs: int = 0, progress: Callable[[Caught], None] = lambda 
 
 def hunt_named(strategy: str, name: str) -> Caught:
     """By name, because a mutated class does not travel between processes."""
+    if strategy == "channel":
+        return hunt_mutant(name)
     listed = TWO_PHASE_MUTATIONS if strategy == "two-phase" else PUBSUB_MUTATIONS
     return hunt(next(mutation for mutation in listed if mutation.name == name))

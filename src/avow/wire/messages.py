@@ -31,6 +31,7 @@ class Kind:
     LANE_OPEN = 9  # metadata lane: a run of a peer opens a pub-sub lane
     LANE_END = 10  # metadata lane: the end of a pub-sub lane, decided once
     PEER = 11  # metadata lane: who a peer is, where it is reached, whether it stays
+    SUBSCRIPTION = 12  # metadata lane: who reads for a subscriber
 
     NAMES = (
         "noop",
@@ -45,6 +46,7 @@ class Kind:
         "lane-open",
         "lane-end",
         "peer",
+        "subscription",
     )
 
 

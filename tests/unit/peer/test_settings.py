@@ -6,9 +6,9 @@ from avow.errors import InvalidRequest
 from avow.peer.settings import DESCRIPTIONS, Settings, address, address_text, founders_of, load
 
 
-def test_there_are_at_most_fifteen_settings_and_each_is_described() -> None:
+def test_there_are_at_most_seventeen_settings_and_each_is_described() -> None:
     assert tuple(DESCRIPTIONS) == Settings.__struct_fields__
-    assert len(DESCRIPTIONS) <= 15
+    assert len(DESCRIPTIONS) <= 17
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -25,6 +25,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path)
         ({"number": "0"}, "setting number"),
         ({"listen": "nowhere"}, "listen is host:port"),
         ({"log": "loud"}, "setting log"),
+        ({"channels_max": "0"}, "setting channels_max"),
+        ({"channel_window_s": "0"}, "setting channel_window_s"),
         ({"colour": "blue"}, "no setting 'colour'"),
         ({"founders": "1=127.0.0.1:1,1=127.0.0.1:2"}, "each number once"),
         ({"founders": "2=127.0.0.1:1"}, "number 1 is not among the founders"),

@@ -68,7 +68,7 @@ def discard(txn: bytes, *, write: int = 0) -> Step:
     return command(Kind.DISCARD, TransactionCommand(txn), write=write)
 
 
-def cursor(name: str, version: int, **fields: bool) -> Step:
+def cursor(name: str, version: int, **fields: int) -> Step:
     return command(Kind.CURSOR, CursorCommand(name, version, **fields))
 
 
@@ -104,6 +104,7 @@ _readable = st.one_of(
     st.builds(publish, _txns, write=_ids),
     st.builds(discard, _txns, write=_ids),
     st.builds(cursor, st.sampled_from("xyz"), _versions, hold=_flags, reset=_flags, remove=_flags),
+    st.builds(cursor, st.sampled_from("xyz"), st.sampled_from([0, 0, 1, 4]), epoch=st.integers(0, 4), hold=_flags),
     st.builds(trim, _versions),
     st.just(Step(Kind.NOOP)),
     st.just(command(Kind.MEMBERS, MembersCommand((1, 2, 3)))),

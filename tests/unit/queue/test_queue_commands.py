@@ -21,6 +21,7 @@ from avow.queue.commands import (
     QueueCommand,
     RetentionRules,
     StageCommand,
+    SubscriptionCommand,
     TransactionCommand,
     TrimCommand,
     decode,
@@ -34,6 +35,7 @@ QUEUE_EXAMPLES = [
     (Kind.PUBLISH, TransactionCommand(b"t")),
     (Kind.DISCARD, TransactionCommand(b"t", "deadline")),
     (Kind.CURSOR, CursorCommand("reader", 9, hold=True, reset=True, remove=False)),
+    (Kind.CURSOR, CursorCommand("reader", 9, epoch=17)),
     (Kind.TRIM, TrimCommand(4, "age")),
     (Kind.MEMBERS, MembersCommand((1, 2), (3,))),
 ]
@@ -44,6 +46,9 @@ METADATA_EXAMPLES = [
     (Kind.QUEUE, QueueCommand("create", "q", "pub-sub", 4, RetentionRules(age_s=60, passed=True))),
     (Kind.LANE_OPEN, LaneOpenCommand(1, 2, "q", 3)),
     (Kind.LANE_END, LaneEndCommand(1, 7, 2)),
+    (Kind.CURSOR, LaneCursorsCommand("q", "reader", ((1, 5),), epoch=17, member="a")),
+    (Kind.SUBSCRIPTION, SubscriptionCommand("q", "reader", "", 2, b"c" * 16, "join")),
+    (Kind.SUBSCRIPTION, SubscriptionCommand("", "", "", 2, b"", "forget")),
 ]
 
 
@@ -76,6 +81,10 @@ def test_a_command_of_the_metadata_lane_survives_its_bytes(kind: int, command: C
         QueueCommand("rename", "q"),  # type: ignore[arg-type]
         LaneOpenCommand(1, 0),
         LaneOpenCommand(70_000, 1),
+        CursorCommand("r", 1, epoch=-1),
+        SubscriptionCommand("q", "r", "m" * 201, 1, b"c" * 16, "join"),
+        SubscriptionCommand("q", "r", "m", 1, b"c" * 17, "join"),
+        SubscriptionCommand("q", "r", "m", 1, b"c" * 16, "replace"),  # type: ignore[arg-type]
     ],
 )
 def test_a_command_out_of_bounds_is_refused_before_it_is_stored(command: Command) -> None:
@@ -95,6 +104,12 @@ def test_bytes_that_are_no_msgpack_are_malformed_and_wrong_fields_are_an_invalid
         decode(Kind.CURSOR, b"\x91\xa1\xff")  # a name that is not UTF-8
     with pytest.raises(InvalidRequest):
         decode(Kind.TRIM, msgspec.msgpack.encode(["four"]))
+
+
+def test_a_command_written_before_there_were_epochs_names_no_reader() -> None:
+    assert decode(Kind.CURSOR, msgspec.msgpack.encode(["r", 4, None, False, False])) == CursorCommand("r", 4)
+    old = msgspec.msgpack.encode(["q", "r", [[1, 5]], None, False, False])
+    assert decode(Kind.CURSOR, old, metadata=True) == LaneCursorsCommand("q", "r", ((1, 5),))
 
 
 def test_a_field_this_version_does_not_know_is_refused_rather_than_ignored() -> None:

@@ -16,13 +16,14 @@ from avow.queue.commands import (
     MembersCommand,
     QueueCommand,
     RetentionRules,
+    SubscriptionCommand,
 )
 from avow.queue.metadata import MetadataBounds, MetadataState
 from avow.queue.outcomes import Outcome
 from avow.queue.state import QueueState
 from avow.wire.messages import Entry, Kind
 
-TINY = MetadataBounds(write_ids=3, queues=2, lanes=3, subscribers=2)
+TINY = MetadataBounds(write_ids=3, queues=2, lanes=3, subscribers=2, subscriptions=1, members=2)
 
 
 def founded(**fields: MetadataBounds) -> MetadataState:
@@ -50,8 +51,13 @@ def members(*voters: int, learners: tuple[int, ...] = ()) -> Step:
     return command(Kind.MEMBERS, MembersCommand(voters, learners))
 
 
-def reads(name: str, subscriber: str, *versions: tuple[int, int], **flags: bool) -> Step:
+def reads(name: str, subscriber: str, *versions: tuple[int, int], **flags: int | str) -> Step:
     return command(Kind.CURSOR, LaneCursorsCommand(name, subscriber, versions, **flags))
+
+
+def subscribes(action: str, name: str, member: str, peer: int, channel: int) -> Step:
+    value = SubscriptionCommand(name, "x", member, peer, b"%16d" % channel, action)  # type: ignore[arg-type]
+    return command(Kind.SUBSCRIPTION, value)
 
 
 def trims(lane: int, upto: int) -> Step:
@@ -350,6 +356,22 @@ _steps = st.one_of(
         st.tuples(_lanes, st.integers(0, 5)),
         hold=st.booleans(),
         reset=st.booleans(),
+    ),
+    st.builds(
+        reads,
+        st.just("q"),
+        st.just("x"),
+        st.tuples(_lanes, st.integers(0, 5)),
+        epoch=st.integers(0, 9),
+        member=st.sampled_from(["", "a"]),
+    ),
+    st.builds(
+        subscribes,
+        st.sampled_from(["join", "join", "leave", "forget"]),
+        st.sampled_from(["q", "r"]),
+        st.sampled_from(["", "a", "b"]),
+        _peers,
+        st.integers(1, 2),
     ),
     st.sets(_peers, min_size=1).map(lambda peers: members(*peers)),
     st.builds(Step, kind=st.integers(0, 11), control=st.binary(max_size=6), write_id=st.sampled_from([b"", b"w"])),

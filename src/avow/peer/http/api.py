@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from avow.errors import InvalidRequest, NotCoordinator, Offline, Trimmed, UnknownQueue
-from avow.peer.access import Token, Tokens
+from avow.peer.access import Token, Tokens, token_in
 from avow.peer.answers import LOST, Answer, Done, Stored
 from avow.peer.http.dispatch import Call, Dispatcher, media_type, negotiate, not_acceptable, unsupported
 from avow.peer.http.exchange import Exchange
@@ -26,6 +26,8 @@ from avow.peer.http.routes import BATCH, JSON, ROUTES, Route
 from avow.queue.catalog import Queue
 
 if TYPE_CHECKING:
+    from avow.peer.channels.channels import Channels
+    from avow.peer.channels.webchannel_http import WebChannels
     from avow.peer.http.listener import Listener
     from avow.peer.metrics import Metrics
     from avow.peer.node import Node
@@ -50,8 +52,10 @@ class Api:
     def __init__(self, peer: Peer, tokens: Tokens, handlers: Mapping[str, Handler]) -> None:
         self.peer = peer
         self.tokens = tokens
-        self.listener: Listener  # these two are given to it by the server
+        self.listener: Listener  # this and the next three are given to it by the server
         self.metrics: Metrics
+        self.channels: Channels
+        self.webchannels: WebChannels
         self._dispatcher = Dispatcher()
         self._handlers = {route.operation: handlers[route.operation] for route in ROUTES}
         self._decoders = {
@@ -98,7 +102,8 @@ class Api:
 
     def token(self, exchange: Exchange) -> Token:
         """Who asks. A connection's last header is remembered, so that a digest is not made for each request."""
-        connection, header = exchange.connection, exchange.headers.get(b"authorization")
+        connection, headers = exchange.connection, exchange.headers
+        header = headers.get(b"authorization") or token_in(headers.get(b"sec-websocket-protocol"))
         if connection.authorized is None or connection.authorized[0] != header:
             connection.authorized = (header, self.tokens.bearer(header))
         return connection.authorized[1]

@@ -46,7 +46,7 @@ class Dispatcher:
         if known is not None:
             return known
         found = self._find(method, url)
-        if isinstance(found, Call) and len(url) <= _REMEMBERED_SIZE_BYTES_MAX:
+        if isinstance(found, Call) and len(url) <= _REMEMBERED_SIZE_BYTES_MAX and not found.route.raw:
             if len(self._known) >= _REMEMBERED_MAX:
                 self._known.clear()
             self._known[method, url] = found
@@ -60,6 +60,8 @@ class Dispatcher:
         wanted = "GET" if method == b"HEAD" else method.decode("latin-1")
         for route, match in matches:
             if route.method == wanted:
+                if route.raw:
+                    return Call(route, route.parameters(), "", route.waits)
                 return _parsed(route, match.groupdict(), query)
         return _wrong_method(method, [route.method for route, _ in matches])
 
@@ -89,7 +91,7 @@ def _parsed(route: Route, in_path: dict[str, str], query: str) -> Call | Reply:
         asked = parse_qsl(query, errors="strict", max_num_fields=_QUERY_FIELDS_MAX)
     except ValueError as cause:
         return reply_of(InvalidRequest(f"the URL cannot be read: {cause}; nothing was done"))
-    known = route.parameters.__struct_fields__
+    known = route.parameters.__struct_encode_fields__
     for name, text in asked:
         if name not in known or name in values:
             taken = ", ".join(field for field in known if field not in in_path) or "none"

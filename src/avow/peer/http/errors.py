@@ -18,6 +18,7 @@ from msgspec.json import Encoder
 
 from avow.errors import AvowError, Busy, NotAuthenticated, NotCoordinator, Offline, Unknown
 from avow.peer.answers import Answer, Done, Refusal
+from avow.wire.failures import errors_from
 
 JSON: Final = b"application/json"
 
@@ -56,6 +57,7 @@ _SENTENCES: Final[dict[str, str]] = {
     "UNKNOWN_PEER": "no peer has this number; nothing was changed",
     "ALREADY_DECIDED": "the transaction was decided already; nothing was changed. `cursor` is the last version it got",
     "LANE_ENDED": "the lane has ended without this write; it is not in it and never will be. Write it to another lane",
+    "FENCED": "another reader took over; the cursor was not moved. What it has not passed is delivered there",
     "TOO_MANY": "a bound of what this peer or lane keeps is reached; nothing was changed. Try again later",
     "ALREADY_EXISTS": "there is such a queue with other properties; nothing was changed",
     "FOLDER_UNUSABLE": "this identity belongs to a peer that left, or its number to another; nothing was changed",
@@ -82,13 +84,24 @@ def reply_of_answer(answer: Answer, *, details: dict[str, Any] | None = None) ->
     if not isinstance(answer, Refusal):
         return Reply(Unknown.http_status, _body(Unknown, _UNKNOWN, details or {}))
     kind = ERRORS.get(answer.code, AvowError)
-    message = answer.reason or _SENTENCES.get(answer.code, f"refused with {answer.code}; nothing was changed")
+    message = sentence_of(answer)
     facts = dict(details or {})
     if answer.cursor or answer.code == "NOT_EQUAL":
         facts["cursor"] = answer.cursor
     if answer.code not in ERRORS:
         facts["answered"] = answer.code
     return Reply(kind.http_status, _body(kind, message, facts), _HEADERS.get(kind, b""))
+
+
+def error_of_answer(answer: Answer) -> AvowError:
+    """The same as an error, where there is no HTTP to answer."""
+    if not isinstance(answer, Refusal):
+        return Unknown(_UNKNOWN)
+    return errors_from(answer.code, sentence_of(answer), {"definite": True, "cursor": answer.cursor})
+
+
+def sentence_of(refusal: Refusal) -> str:
+    return refusal.reason or _SENTENCES.get(refusal.code, f"refused with {refusal.code}; nothing was changed")
 
 
 def elsewhere(error: NotCoordinator, target: str) -> Reply:

@@ -20,8 +20,9 @@ from avow.peer.http.exchange import Exchange
 from avow.peer.http.handlers_queues import check_name
 from avow.peer.http.pending import joined
 from avow.peer.lane import Write
-from avow.queue.catalog import Queue
+from avow.queue.catalog import Queue, VectorCursor
 from avow.queue.commands import Command, CursorCommand, LaneCursorsCommand, encode
+from avow.queue.subscriptions import lanes_of
 from avow.wire.messages import Kind
 
 
@@ -88,7 +89,7 @@ async def _move_lanes(api: Api, exchange: Exchange, queue: Queue, name: str, con
         return
     versions = {**before.versions, **{str(lane): answer.last_version for lane, answer in done}}
     hold = before.hold if content.hold is None else content.hold
-    api.answer(exchange, shapes.Subscriber(name, versions, hold))
+    api.answer(exchange, shapes.Subscriber(name, versions, hold, before.epoch, before.members))
 
 
 async def remove_subscriber(api: Api, exchange: Exchange, asked: shapes.SubscriberParameters, content: None) -> None:  # noqa: ARG001
@@ -122,9 +123,12 @@ async def _write_all(api: Api, queue: Queue, commands: dict[int, Command]) -> li
 def _subscribers(api: Api, queue: Queue) -> dict[str, shapes.Subscriber]:
     """By name, as this peer knows them."""
     if queue.strategy == "pub-sub":
+        cursors = {**{name: VectorCursor() for name in queue.subscriptions}, **queue.subscribers}
         return {
-            name: shapes.Subscriber(name, {str(lane): v for lane, v in sorted(cursor.versions.items())}, cursor.hold)
-            for name, cursor in sorted(queue.subscribers.items())
+            name: _shown(
+                api, queue, name, {str(lane): v for lane, v in sorted(cursor.versions.items())}, hold=cursor.hold
+            )
+            for name, cursor in sorted(cursors.items())
         }
     api.check_held(queue)
     versions: dict[str, dict[str, int]] = {}
@@ -135,7 +139,20 @@ def _subscribers(api: Api, queue: Queue) -> dict[str, shapes.Subscriber]:
             versions.setdefault(name, {})[str(index)] = cursor.version
             if cursor.hold:
                 holds.add(name)
-    return {name: shapes.Subscriber(name, versions[name], name in holds) for name in sorted(versions)}
+    return {name: _shown(api, queue, name, versions[name], hold=name in holds) for name in sorted(versions)}
+
+
+def _shown(api: Api, queue: Queue, name: str, versions: dict[str, int], *, hold: bool) -> shapes.Subscriber:
+    subscription = queue.subscriptions.get(name)
+    if subscription is None:
+        return shapes.Subscriber(name, versions, hold)
+    held = api.node.pubsub.get(queue.name)
+    lanes = range(queue.lanes) if queue.strategy == "two-phase" else held.numbers if held is not None else ()
+    members = [
+        shapes.Member(member.name, member.peer, list(lanes_of(subscription, member.name, lanes)))
+        for member in subscription.members
+    ]
+    return shapes.Subscriber(name, versions, hold, subscription.epoch, members)
 
 
 def _known(api: Api, queue: Queue, name: str) -> shapes.Subscriber:

@@ -24,7 +24,7 @@ from avow.peer.http.shapes import NewMessage
 from avow.queue.lanes import lane_for
 from avow.wire.batch import Batch, check, encode_batch
 from avow.wire.messages import Kind
-from avow.wire.record import FORMAT_VERSION, HAS_WRITE_ID, HEADER_SIZE_BYTES, MAGIC, unpack_entry
+from avow.wire.record import FORMAT_VERSION, HAS_WRITE_ID, HEADER_SIZE_BYTES, MAGIC, Buffer, unpack_entry
 
 _WHOLE: Final = Layout("<4sIBBHIIIIIQQQQ16sHBBIIIIIII")  # record header, then preamble of the batch
 _COLUMNS_AT: Final = _WHOLE.size
@@ -41,7 +41,7 @@ class Taken(Struct, frozen=True, gc=False):
     mergeable: bool
 
 
-def take_batch(record: bytes | bytearray) -> Taken:
+def take_batch(record: Buffer) -> Taken:
     """Raises Malformed or InvalidRequest, and then nothing was stored."""
     size = len(record)
     if _COLUMNS_AT <= size <= limits.MERGEABLE_SIZE_BYTES_MAX:
@@ -51,7 +51,7 @@ def take_batch(record: bytes | bytearray) -> Taken:
     return _take_checked(check(record), record)
 
 
-def _take_plain(record: bytes | bytearray, size: int) -> Taken | None:
+def _take_plain(record: Buffer, size: int) -> Taken | None:
     head = _WHOLE.unpack_from(record)
     (magic, header_crc, version, kind, flags, body_crc, body, control, reserved, count) = head[:10]
     value_bytes = head[20]
@@ -76,7 +76,7 @@ def _take_plain(record: bytes | bytearray, size: int) -> Taken | None:
     return Taken(head[14], count, head[13], bytes(record[HEADER_SIZE_BYTES:]), mergeable=True) if sound else None
 
 
-def _take_checked(batch: Batch, record: bytes | bytearray) -> Taken:
+def _take_checked(batch: Batch, record: Buffer) -> Taken:
     if batch.kind != Kind.DATA or batch.position or batch.control:
         raise InvalidRequest(
             "a batch to write is of kind data, at position 0 and without a command; nothing was stored"
@@ -89,7 +89,7 @@ def _take_checked(batch: Batch, record: bytes | bytearray) -> Taken:
     return _taken(record, mergeable=batch.mergeable)
 
 
-def _taken(record: bytes | bytearray, *, mergeable: bool) -> Taken:
+def _taken(record: Buffer, *, mergeable: bool) -> Taken:
     """Small sections are copied: a view costs as much, and keeps the whole request in memory."""
     entry = unpack_entry(memoryview(record), verify=False)
     small = len(entry.batch) <= limits.MERGEABLE_SIZE_BYTES_MAX
@@ -129,6 +129,12 @@ def _encoded(messages: Sequence[NewMessage], *, write_id: bytes, now_ms: int) ->
         created_ms=now_ms,
     )
     return _taken(record, mergeable=True)
+
+
+def check_message(message: NewMessage) -> None:
+    """Raises InvalidRequest for what its shape alone does not tell."""
+    _value_of(message)
+    key_of(message)
 
 
 def _value_of(message: NewMessage) -> bytes:

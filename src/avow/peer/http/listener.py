@@ -22,6 +22,7 @@ from msgspec import Struct
 from avow.errors import AvowError, Busy, Offline, Unknown
 from avow.peer.http.connection import Connection
 from avow.peer.http.exchange import Exchange
+from avow.peer.http.upgrades import Upgraded
 
 TURNED_AWAY_MAX: Final = 64  # connections that are told BUSY at the same time; beyond that they are just closed
 STOP_S: Final = 2.0
@@ -64,7 +65,7 @@ class Listener:
         self.soon: Callable[[Callable[[], None]], object]
         self.stopping = False
         self.requests = self.malformed = self.turned_away = self.failed = 0
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[Connection | Upgraded, None] = {}
         self._open: dict[Exchange, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -120,8 +121,13 @@ class Listener:
         self._connections[connection] = None
         return True
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: Connection | Upgraded) -> None:
         self._connections.pop(connection, None)
+
+    def handed_over(self, connection: Connection, upgraded: Upgraded) -> None:
+        """It goes on with another protocol, and still counts."""
+        del self._connections[connection]
+        self._connections[upgraded] = None
 
     def opened(self, exchange: Exchange) -> None:
         self.requests += 1
@@ -195,6 +201,7 @@ class Listener:
             "requests_malformed": self.malformed,
             "requests_failed": self.failed,
             "connections_turned_away": self.turned_away,
+            "upgraded": sum(type(connection) is Upgraded for connection in self._connections),
         }
 
 

@@ -71,11 +71,12 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     for field in fields(route.parameters):
         (schema,), _ = schema_components([field.type], ref_template=_REFERENCE)
         in_path = "{" + field.name + "}" in route.path
+        needed = in_path or field.required
         schema = _without_null(schema)
         if field.default not in (msgspec.NODEFAULT, None):
             schema = {**schema, "default": field.default}
         where = "path" if in_path else "query"
-        found.append({"name": field.name, "in": where, "required": in_path, "schema": schema})
+        found.append({"name": field.encode_name, "in": where, "required": needed, "schema": schema})
     return found
 
 
@@ -94,7 +95,9 @@ def _request_content(route: Route) -> dict[str, Any]:
 def _responses(route: Route) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status in route.statuses:
-        response: dict[str, Any] = {"description": HTTPStatus(status).phrase, "content": _answer_content(route)}
+        response: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+        if not route.upgrades:
+            response["content"] = _answer_content(route)
         if route.headers:
             response["headers"] = {
                 name: {"description": text, "schema": {"type": "integer"}} for name, text in route.headers
@@ -135,4 +138,8 @@ def _problems(route: Route) -> dict[int, str]:
     problems |= _HTTP_ONLY
     if route.body is not None:
         problems[415] = "a body of a type that cannot be read"
+    if route.raw:
+        problems[409] = "NOT_COORDINATOR: its client does not follow a redirection"
+    if route.upgrades:
+        problems[426] = "it did not ask for the other protocol"
     return problems | {431: "the head of the request is too large", 500: "STORAGE_DAMAGED, ERROR"}

@@ -15,9 +15,11 @@ from avow.errors import (
     AlreadyExists,
     AvowError,
     FolderUnusable,
+    Forbidden,
     InvalidRequest,
     LaneEnded,
     MembershipBusy,
+    NotAuthenticated,
     NotCoordinator,
     NotEqual,
     Trimmed,
@@ -32,6 +34,8 @@ from avow.peer.http import shapes
 from avow.wire.ranges import CONTENT_TYPE as BATCHES
 
 JSON: Final = "application/json"
+TEXT: Final = "text/plain; charset=utf-8"
+SCRIPT: Final = "text/javascript; charset=utf-8"
 NDJSON: Final = "application/x-ndjson"
 BATCH: Final = "application/vnd.avow.batch"
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,7 +44,10 @@ Errors = tuple[type[AvowError], ...]
 
 
 class Route(Struct, frozen=True):
-    """`right` empty: anybody with a token; None: anybody. `answer` Any: JSON without a fixed shape."""
+    """`right` empty: anybody with a token; None: anybody. `answer` Any: JSON without a fixed shape.
+
+    `raw`: its handler reads query and body itself. `upgrades`: it is answered with another protocol, or with 426.
+    """
 
     operation: str
     method: str
@@ -55,6 +62,8 @@ class Route(Struct, frozen=True):
     statuses: tuple[int, ...] = (200,)
     errors: Errors = ()
     headers: tuple[tuple[str, str], ...] = ()
+    raw: bool = False
+    upgrades: bool = False
 
     @property
     def waits(self) -> bool:
@@ -283,5 +292,71 @@ READING: Final = (
     ),
 )
 
-ROUTES: Final[tuple[Route, ...]] = (*CLUSTER, *QUEUES, *WRITING, *READING)
+CHANNELS: Final = (
+    Route(
+        "open_channel",
+        "GET",
+        "/v1/channel",
+        "a channel: messages both ways, with commits; see channel-wire",
+        shapes.ChannelParameters,
+        right="use",
+        statuses=(101,),
+        errors=(*_LANES, Trimmed),
+        upgrades=True,
+    ),
+    Route(
+        "webchannel",
+        "GET",
+        "/v1/webchannel",
+        "the same over WebChannel, version 8: the back channel",
+        right=None,
+        answer=str,
+        answer_types=(TEXT,),
+        errors=(UnknownQueue, NotAuthenticated, Forbidden),
+        raw=True,
+    ),
+    Route(
+        "webchannel_forward",
+        "POST",
+        "/v1/webchannel",
+        "the same over WebChannel, version 8: a session begins, packets go up",
+        right=None,
+        answer=str,
+        answer_types=(TEXT,),
+        errors=(UnknownQueue, NotAuthenticated, Forbidden),
+        raw=True,
+    ),
+    Route(
+        "channel_module",
+        "GET",
+        "/v1/channel.js",
+        "channels for browsers, an ES module",
+        right=None,
+        answer=str,
+        answer_types=(SCRIPT,),
+        statuses=(200, 304),
+    ),
+    Route(
+        "channel_types",
+        "GET",
+        "/v1/channel.d.ts",
+        "its types",
+        right=None,
+        answer=str,
+        answer_types=(TEXT,),
+        statuses=(200, 304),
+    ),
+    Route(
+        "webchannel_module",
+        "GET",
+        "/v1/webchannel-socket.js",
+        "its sockets over WebChannel, an ES module",
+        right=None,
+        answer=str,
+        answer_types=(SCRIPT,),
+        statuses=(200, 304),
+    ),
+)
+
+ROUTES: Final[tuple[Route, ...]] = (*CLUSTER, *QUEUES, *WRITING, *READING, *CHANNELS)
 ALWAYS: Final[Errors] = (InvalidRequest,)

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from avow.peer.access import load_tokens
+from avow.peer.channels import handlers as channel_handlers
+from avow.peer.channels.channels import Channels
+from avow.peer.channels.webchannel_http import WebChannels
 from avow.peer.http import (
     handlers_cluster,
     handlers_queues,
@@ -57,11 +61,20 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "show_subscriber": handlers_subscribers.show_subscriber,
     "move_cursor": handlers_subscribers.move_cursor,
     "remove_subscriber": handlers_subscribers.remove_subscriber,
+    "open_channel": channel_handlers.open_channel,
+    "webchannel": channel_handlers.webchannel,
+    "webchannel_forward": channel_handlers.webchannel,
+    "channel_module": channel_handlers.channel_module,
+    "channel_types": channel_handlers.channel_types,
+    "webchannel_module": channel_handlers.webchannel_module,
 }
 
 
 class HttpServer:
-    """Opens nothing before `start`. Raises InvalidRequest when the tokens file is not one."""
+    """Made on the loop, with its peer started. Opens nothing before `start`.
+
+    Raises InvalidRequest when the tokens file is not one.
+    """
 
     def __init__(
         self, peer: Peer, settings: Settings, *, tls: ssl.SSLContext | None = None, patience: Patience | None = None
@@ -77,12 +90,17 @@ class HttpServer:
             patience=patience,
         )
         self.api.listener = self.listener
-        self.api.metrics = Metrics(peer, self.listener.statistics)
+        self.channels = Channels(peer, channels_max=settings.channels_max, window_s=settings.channel_window_s)
+        self.api.channels = self.channels
+        self.api.webchannels = self._webchannels = WebChannels(partial(channel_handlers.open_user, self.api))
+        self.api.metrics = Metrics(peer, self.listener.statistics, self.channels.statistics)
 
     async def start(self) -> tuple[str, int]:
         return await self.listener.start(*self._address)
 
     async def stop(self) -> None:
+        await self.channels.close()
+        self._webchannels.stop()
         await self.listener.stop()
 
     def statistics(self) -> dict[str, int]:

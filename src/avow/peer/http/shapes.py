@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from avow import limits
 from avow.queue.commands import Strategy
 
+ChannelRole: TypeAlias = Literal["producer", "subscriber", "reader", "observer"]
 Level: TypeAlias = Literal["local", "at_least", "linearizable"]
 Version = Annotated[int, Meta(ge=0, le=1 << 62)]
 LaneNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
@@ -83,6 +84,19 @@ class ReadParameters(QueueParameters, frozen=True, kw_only=True):
     at_least: Version | None = None
     wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
     timeout_s: Seconds = TIMEOUT_S
+
+
+class ChannelParameters(QueueParameters, frozen=True, kw_only=True, rename={"from_": "from"}):
+    """Which of them a role takes is in `channels.opening`."""
+
+    role: ChannelRole
+    format: Literal["records", "ranges", "json"] | None = None
+    producer: Hex32 | None = None
+    subscriber: SubscriberName | None = None
+    member: Annotated[str, Meta(max_length=limits.MEMBER_NAME_CHARS_MAX)] = ""
+    lane: LaneNumber | None = None
+    after: Annotated[str, Meta(pattern=r"^\d{1,10}:\d{1,18}(,\d{1,10}:\d{1,18})*$", max_length=24_576)] | None = None
+    from_: Literal["start", "end"] = "start"
 
 
 class MessageParameters(QueueParameters, frozen=True, kw_only=True):
@@ -278,12 +292,22 @@ class NamedMessage(Message, frozen=True, omit_defaults=True, kw_only=True):
 # ---------------------------------------------------------------------- subscribers
 
 
+class Member(Struct, frozen=True):
+    """Who reads for a subscriber now, over a channel that ends at `peer`. `member` is empty if it reads alone."""
+
+    member: str
+    peer: int
+    lanes: list[int]
+
+
 class Subscriber(Struct, frozen=True):
-    """`versions`: lane -> the last version it has dealt with."""
+    """`versions`: lane -> the last version it has dealt with. `epoch`: of its members, 0 when it has none."""
 
     name: str
     versions: dict[str, int]
     hold: bool
+    epoch: int = 0
+    members: list[Member] = []
 
 
 class Subscribers(Struct, frozen=True):

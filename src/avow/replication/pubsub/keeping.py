@@ -12,6 +12,8 @@ to be cut, and a copy that is counted for it claims nothing that could be taken 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from avow.ids import ballot_of
 from avow.replication.effects import LaneImage, Persist, SaveSnapshot, SaveTrim
 from avow.replication.pieces import one_frame
@@ -66,6 +68,13 @@ class Keeping(Settling):
 
     def cursor_of(self, number: int) -> int:
         return self._known_lane(number).cursor
+
+    def durable_of(self, number: int) -> int:
+        return self._known_lane(number).durable
+
+    def stored_of(self, number: int) -> Mapping[int, int]:
+        """Voter -> the last entry it is known to have stored."""
+        return self._known_lane(number).stored
 
     # ------------------------------------------------------------------ memory and disk
 

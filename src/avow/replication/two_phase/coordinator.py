@@ -31,6 +31,11 @@ class Coordinator(Claimant):
     ) -> int:
         """Coordinator only: store the next entry; returns its position. It counts for nothing until it is committed."""
         assert self.role == COORDINATOR, "only the coordinator appends"
+        self.check_room()
+        return self._append(kind, count, write_id, created_ms, control, batch)
+
+    def check_room(self) -> None:
+        """Raises as `append` would: DiskFull or Offline, both definite."""
         if self.full:
             raise DiskFull("this peer's disk is full; nothing was stored. Another peer will coordinate; retry")
         if self.log.end - self.committed >= self.tuning.in_flight_entries:
@@ -39,7 +44,6 @@ class Coordinator(Claimant):
             )
         if self.log.size_bytes > IN_FLIGHT_SIZE_BYTES_MAX and self._in_flight_bytes() > IN_FLIGHT_SIZE_BYTES_MAX:
             raise Offline(f"{IN_FLIGHT_SIZE_BYTES_MAX} bytes wait for a quorum already; nothing was stored. Retry")
-        return self._append(kind, count, write_id, created_ms, control, batch)
 
     def _in_flight_bytes(self) -> int:
         return sum(map(entry_bytes, self.log.slice(self.committed, self.log.end - self.committed)))

@@ -17,13 +17,16 @@ class MemoryTransport(asyncio.Transport):
 
     def __init__(self, protocol: Connection) -> None:
         super().__init__()
-        self.protocol = protocol
+        self.protocol: Any = protocol
         self.sent = bytearray()
         self.writes = 0
         self.reading = True
         self.ended = self.closed = self.aborted = False
         self.stuck = False
         self._high, self._buffered = 0, 0
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high = high or 0

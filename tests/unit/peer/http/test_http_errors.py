@@ -32,6 +32,13 @@ def test_not_equal_carries_the_cursor_even_when_the_lane_is_empty() -> None:
     assert error_of(reply_of_answer(Refusal("NOT_EQUAL", 0)).body)["cursor"] == 0
 
 
+def test_a_reader_that_was_replaced_is_told_where_its_messages_go() -> None:
+    reply = reply_of_answer(Refusal("FENCED"))
+    error = error_of(reply.body)
+    assert (reply.status, error["definite"], error["retriable"]) == (409, True, False)
+    assert "another reader took over" in error["message"]
+
+
 def test_a_code_nobody_knows_is_an_error_that_names_it() -> None:
     error = error_of(reply_of_answer(Refusal("NEW_IN_A_LATER_VERSION")).body)
     assert (error["code"], error["definite"], error["answered"]) == ("ERROR", False, "NEW_IN_A_LATER_VERSION")

@@ -1,0 +1,486 @@
+"""One end of a channel, alive on the event loop: a core, the socket it has now, and an application.
+
+    application ── send, commit, ack_commit ──► Core ── packets, once a turn ──► socket of this generation
+    hooks, waits ◄── events ────────────────────┘  ▲─────────── received ─────────────┘
+
+Nothing is decided here. Calls of the application go to the core at once, and at the end of the loop's turn the store
+and then the socket get everything together: a thousand messages of a turn are a few packets and one call of the store.
+What a socket brings goes to the core at once, and the hooks are called before the socket is read again.
+
+Hooks are the application's code. One that raises must neither stop the loop nor be passed over: the channel ends, the
+other end is told, and the loop's exception handler gets the error.
+
+A value that was sent belongs to the channel until it is acknowledged or handed back: it is not copied, so it must not
+be changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from avow.channel.frames import Buffer, EndCode, Hello
+from avow.channel.inbox import Inbox
+from avow.channel.outgoing import Pending
+from avow.channel.protocol import CommitAcked, CommitDelivered, Connected, Core, Ended, Event, Messages, Resumed
+from avow.channel.states import Link
+from avow.channel.waiting import Callback, CommitWaits, Waiters
+from avow.errors import AvowError, ChannelFailed
+from avow.limits import CHANNEL_PACKET_SIZE_BYTES, KIB
+
+if TYPE_CHECKING:
+    from avow.channel.sockets import Socket
+    from avow.channel.stores import PendingStore
+
+
+_PACKET_SIZE_BYTES_MIN: Final = KIB
+
+
+class Owner(Protocol):
+    """Who provides a channel with sockets: the dialling end, or the keeper of the other one's channels."""
+
+    def connected(self, channel: Channel) -> None: ...
+
+    def detached(self, channel: Channel, reason: str) -> None: ...
+
+    def over(self, channel: Channel, ended: Ended) -> None: ...
+
+
+class Commit:
+    """A commit that was issued. Await it: done when it or a newer one is acknowledged. Cancelling the wait is harmless.
+
+    Raises ChannelFailed when the channel ends before.
+    """
+
+    __slots__ = ("_channel", "id")
+
+    def __init__(self, channel: Channel, commit_id: int) -> None:
+        self._channel, self.id = channel, commit_id
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._channel.wait_acked(self.id).__await__()
+
+
+class Attachment:
+    """A channel's end of one socket. What an older socket still says is the core's to refuse, by its generation."""
+
+    __slots__ = ("_channel", "_generation")
+
+    def __init__(self, channel: Channel, *, generation: int = 0) -> None:
+        self._channel, self._generation = channel, generation
+
+    def opened(self, socket: Socket) -> None:
+        self._generation = self._channel.attach(socket)
+
+    def packet(self, socket: Socket, data: Buffer) -> None:  # noqa: ARG002
+        self._channel.received(self._generation, data)
+
+    def writable(self, socket: Socket) -> None:
+        self._channel.writable_again(socket)
+
+    def lost(self, socket: Socket, reason: str) -> None:
+        self._channel.lost(self._generation, socket, reason)
+
+
+class Channel:
+    """Send, commit, acknowledge. All of it on the loop's thread.
+
+    Without `on_messages` values go to an inbox, and `async for value in channel` takes them out. A commit comes to the
+    application when everything it covers was handed to it: to `on_commit`, which must see to it that `ack_commit` is
+    called some day, or without that hook it is acknowledged then.
+    """
+
+    def __init__(self, core: Core, owner: Owner, *, store: PendingStore | None = None) -> None:
+        self.core = core
+        self.on_commit: Callable[[int], None] | None = None
+        self.on_acked: Callable[[int], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+        self.on_connect: Callable[[], None] | None = None
+        self.on_end: Callable[[ChannelFailed | None], None] | None = None
+        self._on_messages: Callable[[list[memoryview]], None] | None = None
+        self._owner, self._store = owner, store
+        self._loop = asyncio.get_running_loop()
+        self._socket: Socket | None = None
+        self._scheduled = self._dispatching = self._gave_up = False
+        self._unsaved: list[Buffer] = []
+        self._saved_to = 0
+        self._inbox = Inbox()
+        self._waits = CommitWaits(self._call)
+        self._readers, self._writers, self._watchers = Waiters(), Waiters(), Waiters()
+        self._ended: Ended | None = None
+        self._sockets = 0
+        self._packet_bytes = CHANNEL_PACKET_SIZE_BYTES
+        self._reached = -1  # the last message the other end had, when it last said so
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, value: Buffer) -> None:
+        """Leaves at the end of this turn of the loop. Raises Busy while suspended, ChannelFailed after the end."""
+        self.core.send(value)
+        if self._store is not None:
+            self._unsaved.append(value)
+        if not self._scheduled:
+            self._schedule()
+
+    def resend(self, pending: Sequence[Pending]) -> None:
+        """What a channel that failed has handed back, under the commit ids it had. Before anything else is sent."""
+        before = self.core.out.sent_to
+        try:
+            self.core.resend(pending)
+        finally:
+            if self._store is not None:
+                self._unsaved += [one.value for one in pending[: self.core.out.sent_to - before]]
+            self._schedule()
+
+    def commit(self, callback: Callback | None = None) -> Commit:
+        """Covers everything sent before it. `callback` is called once, on its ack or a newer one's; not on failure."""
+        commit_id = self.core.commit()
+        if callback is not None:
+            self._waits.add_callback(commit_id, callback)
+        self._schedule()
+        return Commit(self, commit_id)
+
+    async def wait_acked(self, commit_id: int) -> None:
+        if commit_id <= self.core.out.acked:
+            return
+        if self._ended is not None:
+            raise self._error()
+        await self._waits.wait(commit_id)
+
+    @property
+    def non_acked_message_count(self) -> int:
+        return self.core.non_acked_message_count
+
+    @property
+    def suspended(self) -> bool:
+        return self.core.suspended
+
+    async def writable(self) -> None:
+        """Returns when a message may be sent. Raises ChannelFailed when the channel ends, or has ended."""
+        while self.core.suspended:
+            await self._writers.wait()
+        if self.core.ended:
+            await self.wait_ended()
+            raise self._error()
+
+    # ------------------------------------------------------------------ receiving
+
+    def ack_commit(self, commit_id: int) -> None:
+        """Done with everything up to this commit. Twice is harmless; an id that never came raises InvalidRequest."""
+        self.core.ack_commit(commit_id)
+        if not self._scheduled:
+            self._schedule()
+
+    @property
+    def on_messages(self) -> Callable[[list[memoryview]], None] | None:
+        return self._on_messages
+
+    @on_messages.setter
+    def on_messages(self, hook: Callable[[list[memoryview]], None] | None) -> None:
+        """It gets what lies in the inbox first."""
+        self._on_messages = hook
+        if self._inbox:
+            self._schedule()
+
+    def __aiter__(self) -> Channel:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._inbox:
+            if self._ended is None:
+                await self._readers.wait()
+            elif self._failed:
+                raise self._error()
+            else:
+                raise StopAsyncIteration
+        value = self._inbox.take()
+        self._deliver_commits()
+        return value
+
+    # ------------------------------------------------------------------ the end
+
+    @property
+    def ended(self) -> bool:
+        return self.core.ended
+
+    @property
+    def connected(self) -> bool:
+        return self.core.link is Link.UP
+
+    async def wait_ended(self) -> ChannelFailed | None:
+        """None: it was closed, and nothing is pending here."""
+        while self._ended is None:
+            await self._watchers.wait()
+        return self._error() if self._failed else None
+
+    def close(self) -> None:
+        """Finish. What no acknowledged commit covers is handed back: await a commit first."""
+        self.end(EndCode.CLOSED)
+
+    def abort(self, text: str = "") -> None:
+        self.end(EndCode.ABORTED, text=text or "the application gave up")
+
+    def fail(self, error: AvowError) -> None:
+        """Refuse what the other end wants, and say why."""
+        self.end(EndCode.REFUSED, name=error.code, text=str(error))
+
+    def cut(self) -> None:
+        """Lose the socket, as if the network had failed. The channel goes on over the next one."""
+        if self._socket is not None:
+            self._socket.abort()
+
+    def end(self, code: EndCode, *, name: str = "", text: str = "") -> None:
+        """After this the application gets nothing more but the end. Again is harmless."""
+        if self.core.ended:
+            return
+        self._gave_up = True
+        self.core.end(code, name=name, text=text)
+        self._schedule()
+
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            if not self.ended:
+                await self.commit()
+        except BaseException:
+            self.abort()
+            raise
+        self.close()
+        failed = await self.wait_ended()
+        if failed is not None:
+            raise failed
+
+    @property
+    def _failed(self) -> bool:
+        ended = self._ended
+        return ended is not None and (ended.code is not EndCode.CLOSED or bool(ended.pending))
+
+    def _error(self) -> ChannelFailed:
+        """A new one each time: an exception that is raised in several places grows a traceback of all of them."""
+        assert self._ended is not None
+        code, name, text, pending = self._ended.code, self._ended.name, self._ended.text, self._ended.pending
+        why = f"{code.name}: {text}" if text else code.name
+        return ChannelFailed(
+            f"the channel is over, {why}; {len(pending)} messages that no acknowledged commit covers are handed back. "
+            "Open a new one and send them again",
+            reason=code.name,
+            name=name,
+            pending=pending,
+        )
+
+    # ------------------------------------------------------------------ sockets
+
+    def attach(self, socket: Socket) -> int:
+        """Initiator: a new socket. Its generation; 0 when the channel is over and the socket of no use."""
+        if self.core.ended:
+            socket.close()
+            return 0
+        before, self._socket = self._socket, socket
+        if before is not None:
+            before.abort()
+        self._sockets += 1
+        generation = self.core.socket()
+        self._flush()
+        return generation
+
+    def greet(self, socket: Socket, hello: Hello) -> int:
+        """Acceptor: a new socket and its Hello. Its generation; 0 when it was refused."""
+        generation = self.core.greeted(hello)
+        if not generation:
+            return 0
+        before, self._socket = self._socket, socket
+        if before is not None:
+            before.send([self.core.fenced()])
+            before.close()
+        self._sockets += 1
+        self._schedule()
+        return generation
+
+    def received(self, generation: int, data: Buffer) -> None:
+        self.core.received(generation, data)
+        self._dispatch()
+        if not self._scheduled and (self.core.has_output or self.core.ended):
+            self._schedule()
+
+    def writable_again(self, socket: Socket) -> None:
+        if socket is self._socket:
+            self._flush()
+
+    def lost(self, generation: int, socket: Socket, reason: str) -> None:
+        if socket is not self._socket:
+            return
+        self._socket = None
+        self.core.lost(generation)
+        if not self.core.ended:
+            self._owner.detached(self, reason)
+
+    # ------------------------------------------------------------------ a turn of the loop
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.turn)
+
+    def turn(self) -> None:
+        self._scheduled = False
+        if self._inbox and self._on_messages is not None:
+            self._offer()
+        self._dispatch()
+        self._flush()
+        if self._ended is None and self.core.ended:  # the store failed at the flush
+            self._dispatch()
+
+    def _flush(self) -> None:
+        core = self.core
+        if self._unsaved:
+            self._save()
+        socket = self._socket
+        if socket is None:
+            return
+        if core.ended:
+            self._socket = None
+            if farewell := core.packet():
+                socket.send(farewell)
+            socket.close()
+            return
+        while not socket.full and (parts := core.packet(self._packet_bytes)):
+            socket.send(parts)
+
+    def _save(self) -> None:
+        """What a store has not got leaves with no socket."""
+        assert self._store is not None
+        values, self._unsaved = self._unsaved, []
+        try:
+            self._store.append(self._saved_to + 1, values)
+        except Exception as error:
+            self.broke(error)
+            return
+        self._saved_to += len(values)
+
+    # ------------------------------------------------------------------ events
+
+    def _dispatch(self) -> None:
+        """Hooks may call anything; what that leads to is dispatched here, after what came before it."""
+        if self._dispatching:
+            return
+        self._dispatching = True
+        try:
+            while events := self.core.take_events():
+                for event in events:
+                    self._handle(event)
+        finally:
+            self._dispatching = False
+
+    def _handle(self, event: Event) -> None:
+        if type(event) is CommitAcked:
+            self._acked(event.id)
+        elif type(event) is Ended:
+            self._over(event)
+        elif self._gave_up:
+            return
+        elif type(event) is Messages:
+            self._take(event.values)
+        elif type(event) is CommitDelivered:
+            self._inbox.put_commit(event)
+            self._deliver_commits()
+        elif type(event) is Resumed:
+            self._resumed()
+        elif type(event) is Connected:
+            self._fit_packets()
+            self._owner.connected(self)
+            if self.on_connect is not None:
+                self._call(self.on_connect)
+
+    def _fit_packets(self) -> None:
+        """Sockets that were lost before one packet got through would be lost forever in the same way: halve it."""
+        reached, before = self.core.out.received_to, self._reached
+        self._reached = reached
+        if reached == before and self.core.out.waiting:
+            self._packet_bytes = max(_PACKET_SIZE_BYTES_MIN, self._packet_bytes // 2)
+
+    def _take(self, values: list[memoryview]) -> None:
+        if self._on_messages is None or self._inbox:
+            self._inbox.put(values)
+            self._offer()
+        else:
+            self._inbox.passed_by(len(values))
+            self._hand(self._on_messages, values)
+
+    def _offer(self) -> None:
+        if self._on_messages is None:
+            self._readers.wake()
+            return
+        self._hand(self._on_messages, self._inbox.take_all())
+        self._deliver_commits()
+
+    def _deliver_commits(self) -> None:
+        while not self._gave_up and (commit_id := self._inbox.take_commit()):
+            if self.on_commit is not None:
+                self._hand(self.on_commit, commit_id)
+            else:
+                self.ack_commit(commit_id)
+
+    def _acked(self, commit_id: int) -> None:
+        if self._store is not None and self._saved_to:
+            try:
+                self._store.release(self.core.out.released_to)
+            except Exception as error:
+                self.broke(error)
+        self._packet_bytes = min(CHANNEL_PACKET_SIZE_BYTES, 2 * self._packet_bytes)
+        self._waits.acked(commit_id)
+        if self.on_acked is not None:
+            self._call(self.on_acked, commit_id)
+
+    def _resumed(self) -> None:
+        """Unless a hook that came before has filled it up again."""
+        if self.core.suspended:
+            return
+        self._writers.wake()
+        if self.on_resume is not None:
+            self._call(self.on_resume)
+
+    def _over(self, ended: Ended) -> None:
+        self._ended = ended
+        self._waits.fail(self._error)
+        for waiters in (self._readers, self._writers, self._watchers):
+            waiters.wake()
+        self._owner.over(self, ended)
+        if self.on_end is not None:
+            self._call(self.on_end, self._error() if self._failed else None)
+
+    def _hand(self, hook: Callable[[Any], None], argument: object) -> None:
+        """For hooks that may refuse: an AvowError is told to the other end."""
+        try:
+            hook(argument)
+        except AvowError as error:
+            self.fail(error)
+        except Exception as error:
+            self.broke(error)
+
+    def _call(self, hook: Callable[..., None], *arguments: object) -> None:
+        try:
+            hook(*arguments)
+        except Exception as error:
+            self.broke(error)
+
+    def broke(self, error: Exception) -> None:
+        """Code that is not the channel's own failed: it is reported, and the channel is over."""
+        self._loop.call_exception_handler(
+            {"message": "a channel's hook, callback, store or dial raised; the channel ends", "exception": error}
+        )
+        self.end(EndCode.ABORTED, text="an application failed at it")
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            **self.core.statistics(),
+            "sockets": self._sockets,
+            "inbox": len(self._inbox),
+            "commits_due": self._inbox.commits_count,
+            "waits": len(self._waits),
+        }

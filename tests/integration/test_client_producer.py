@@ -1,0 +1,511 @@
+"""A producer against scripted peers: whatever ends its channel, each message is in the queue once, or handed back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+from client_peers import ScriptedCluster
+
+import avow
+from avow.channel.frames import EndCode
+from avow.channel.stores import FileStore, MemoryStore
+from avow.client import carrying
+from avow.client.client import Client
+from avow.client.producer import Producer
+from avow.errors import ChannelFailed, DiskFull, Forbidden, InvalidRequest, Offline, TooLarge, UnknownQueue
+
+Work = Callable[[ScriptedCluster, Client], Awaitable[None]]
+
+
+def run(
+    work: Work, *, lanes: int = 1, pubsub: bool = False, timeout_s: float = 5.0, cluster: ScriptedCluster | None = None
+) -> ScriptedCluster:
+    peers = cluster or ScriptedCluster(3)
+
+    async def go() -> None:
+        if cluster is None:
+            peers.create("q", lanes=0 if pubsub else lanes, strategy="pub-sub" if pubsub else "two-phase")
+        for peer in peers.peers if pubsub else ():
+            peer.open_lane = 10 + peer.number
+        async with peers, await avow.connect(peers.addresses, timeout_s=timeout_s) as client:
+            await work(peers, client)
+
+    uvloop.run(go())
+    return peers
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(5_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come about")
+
+
+def written_over_http(cluster: ScriptedCluster) -> int:
+    return sum(request.is_write for peer in cluster.peers for request in peer.requests)
+
+
+def everything(cluster: ScriptedCluster) -> list[bytes]:
+    lanes = sorted(lane for _, lane in cluster.shelf.records)
+    return [value for lane in lanes for value in cluster.shelf.values("q", lane)]
+
+
+async def send(producer: Producer, first: int, last: int, *, turns: bool = True) -> None:
+    for number in range(first, last):
+        await producer.send(b"%04d" % number)
+        if turns:
+            await asyncio.sleep(0)
+
+
+def numbers(first: int, last: int) -> list[bytes]:
+    return [b"%04d" % number for number in range(first, last)]
+
+
+# ---------------------------------------------------------------------- as long as all is well
+
+
+def test_messages_of_one_turn_are_one_record_and_a_commit_says_that_they_are_in_the_queue() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            await send(producer, 0, 100, turns=False)
+            assert producer.non_acked_message_count == 100
+            await producer.commit()
+            assert producer.non_acked_message_count == 0
+            assert cluster.shelf.values("q", 0) == numbers(0, 100)
+            (found,) = await producer.written()
+            assert (found.first_version, found.last_version, found.messages) == (1, 100, 100)
+
+    cluster = run(work)
+    assert len(cluster.shelf.records["q", 0]) == 1
+    assert written_over_http(cluster) == 0
+
+
+def test_the_end_of_the_block_commits_what_was_sent_in_it() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            await send(producer, 0, 10)
+        with pytest.raises(InvalidRequest, match="closed"):
+            await producer.send(b"late")
+
+        async def fail() -> None:
+            async with client.producer("q") as other:
+                await other.send(b"0010")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+
+    assert everything(run(work)) == numbers(0, 11)
+
+
+def test_keys_headers_and_times_arrive_and_lanes_are_chosen_by_key_by_name_or_in_turn() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            await producer.send(b"a", key=b"k", headers={"h": b"x"}, time_ms=7)
+            await producer.send(b"b", lane=2)
+            await producer.send_many([b"c", b"d"], keys=[b"k", b"k"])
+            await producer.send_many([bytes(300_000)] * 5, lane=1)
+            for _ in range(3):
+                await producer.send(b"turn")
+                await asyncio.sleep(0)
+            with pytest.raises(InvalidRequest, match="lanes 0 to 2"):
+                await producer.send(b"x", lane=3)
+            with pytest.raises(TooLarge):
+                await producer.send(bytes(2_000_000))
+        messages = [m async for batch in client.queue("q").read() for m in batch.messages()]
+        keyed = [m for m in messages if m.key == b"k"]
+        assert [(m.value, m.headers, m.time_ms == 7) for m in keyed] == [
+            (b"a", (("h", b"x"),), True),
+            (b"c", (), False),
+            (b"d", (), False),
+        ]
+        assert len({m.lane for m in messages if m.value == b"turn"}) == 3
+        assert [m.lane for m in messages if len(m.value) == 300_000] == [1] * 5
+
+    run(work, lanes=3)
+
+
+def test_a_producer_is_suspended_at_its_limit_and_goes_on_when_acknowledged() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q", pending_count=64) as producer:
+            server = cluster.peer(1).channels
+            server.acks = False
+            sending = asyncio.create_task(send(producer, 0, 200))
+            await until(lambda: producer.suspended)
+            await asyncio.sleep(0.05)
+            assert not sending.done()
+            assert producer.statistics()["records"] <= 65
+            server.acks = True
+            server.open[0].ack_commit(server.open[0].core.incoming.commits_received_to)
+            await sending
+
+    assert everything(run(work)) == numbers(0, 200)
+
+
+def test_acknowledgements_come_without_a_commit_of_the_application() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q", pending_count=64) as producer:
+            await send(producer, 0, 60)
+            await until(lambda: producer.non_acked_message_count < 20)
+
+    run(work)
+
+
+def test_an_empty_commit_returns_and_giving_up_a_wait_changes_nothing() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            await producer.commit()
+            server = cluster.peer(1).channels
+            server.acks = False
+            await producer.send(b"0000")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(producer.commit(), 0.05)
+            server.open[0].ack_commit(server.open[0].core.incoming.commits_received_to)
+            server.acks = True
+            await producer.commit()
+
+    assert everything(run(work)) == numbers(0, 1)
+
+
+# ---------------------------------------------------------------------- channels that fail
+
+
+def test_a_lost_socket_is_resumed_at_the_same_peer_and_nothing_is_asked() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            for start in range(0, 200, 20):
+                await send(producer, start, start + 20)
+                cluster.peer(1).channels.cut()
+            await producer.commit()
+            assert producer.statistics()["channels"] == 1
+
+    cluster = run(work)
+    assert everything(cluster) == numbers(0, 200)
+    assert written_over_http(cluster) == 0
+
+
+def test_a_peer_that_dies_after_it_took_what_it_did_not_acknowledge_doubles_nothing() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            server = cluster.peer(1).channels
+            server.acks = False
+            await send(producer, 0, 30)
+            await until(lambda: len(everything(cluster)) == 30)
+            await cluster.peer(1).kill()
+            await send(producer, 30, 40)
+            await producer.commit()
+            assert producer.statistics()["channels"] == 2
+
+    cluster = run(work)
+    assert everything(cluster) == numbers(0, 40)
+    assert written_over_http(cluster) >= 30
+
+
+def test_a_peer_that_dies_with_what_it_was_given_loses_nothing_and_order_holds_in_each_lane() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            taken = 0
+
+            def takes(lane: int, record: bytes) -> bool:
+                nonlocal taken
+                taken += 1
+                return taken <= 7
+
+            cluster.peer(1).channels.takes, cluster.peer(1).channels.acks = takes, False
+            await send(producer, 0, 30)
+            await until(lambda: taken == 30)
+            await cluster.peer(1).kill()
+            await send(producer, 30, 60)
+
+    cluster = run(work, lanes=3)
+    assert sorted(everything(cluster)) == numbers(0, 60)
+    for lane in range(3):
+        values = cluster.shelf.values("q", lane)
+        assert values == sorted(values)
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [(EndCode.GOING, ""), (EndCode.EXPIRED, ""), (EndCode.REFUSED, "OFFLINE"), (EndCode.ABORTED, "")],
+)
+def test_an_end_that_another_peer_makes_up_for_is_not_heard_of(code: EndCode, name: str) -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            cluster.peer(1).channels.acks = False
+            await send(producer, 0, 10)
+            waiting = asyncio.create_task(producer.commit())
+            await asyncio.sleep(0.01)
+            cluster.peer(1).channels.end_all(code, name=name)
+            await waiting
+            await send(producer, 10, 20)
+
+    assert everything(run(work)) == numbers(0, 20)
+
+
+def test_a_restarted_peer_that_does_not_know_the_channel_is_no_reason_to_fail() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            cluster.peer(1).channels.acks = False
+            await send(producer, 0, 10)
+            await until(lambda: len(everything(cluster)) == 10)
+            await cluster.peer(1).kill()
+            await cluster.peer(1).start()
+            await send(producer, 10, 20)
+
+    assert everything(run(work)) == numbers(0, 20)
+
+
+def test_a_peer_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrying, "SILENT_S", 0.2)
+
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            cluster.peer(1).channels.acks = False
+            await send(producer, 0, 10)
+            await producer.commit()
+            assert cluster.peer(1).channels.open[0].ended
+
+    assert everything(run(work)) == numbers(0, 10)
+
+
+def test_an_idle_producer_opens_its_next_channel_when_it_needs_one() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            await producer.send(b"0000")
+            await producer.commit()
+            await cluster.peer(1).kill()
+            await until(lambda: producer.statistics()["peer"] is None)
+            assert producer.statistics()["channels"] == 1
+            await producer.send(b"0001")
+            await producer.commit()
+            assert producer.statistics()["channels"] == 2
+
+    assert everything(run(work)) == numbers(0, 2)
+
+
+# ---------------------------------------------------------------------- what is handed back
+
+
+def test_when_nobody_is_left_everything_that_is_not_known_to_be_in_the_queue_is_handed_back() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        producer = client.producer("q")
+
+        async def produce() -> None:
+            async with producer:
+                await send(producer, 0, 5)
+                await producer.commit()
+                cluster.peer(1).channels.takes = lambda lane, record: False
+                cluster.peer(1).channels.acks = False
+                await producer.send(b"0005", key=b"k", headers={"h": b"x"})
+                await until(lambda: cluster.peer(1).channels.open[0].core.incoming.received_to == 6)
+                for peer in cluster.peers:
+                    await peer.kill()
+                await until(lambda: producer.statistics()["peer"] is None)
+                await producer.send(b"0006")
+                await producer.commit()
+
+        with pytest.raises(ChannelFailed) as caught:
+            await produce()
+        pending = caught.value.pending
+        assert [(one.value, one.key, one.fate) for one in pending] == [
+            (b"0005", b"k", "unknown"),
+            (b"0006", None, "unsent"),
+        ]
+        assert pending[0].headers == (("h", b"x"),)
+        with pytest.raises(ChannelFailed) as again:
+            await producer.send(b"late")
+        assert again.value.pending == pending
+
+    assert everything(run(work, timeout_s=0.5)) == numbers(0, 5)
+
+
+def test_a_refusal_for_good_is_raised_once_what_may_have_happened_is_settled() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async def produce() -> None:
+            async with client.producer("q") as producer:
+                server = cluster.peer(1).channels
+                server.takes = lambda lane, record: "FORBIDDEN" if b"0003" in record else True
+                await send(producer, 0, 6)
+                for peer in cluster.peers:
+                    peer.script = lambda request: Forbidden("no right") if b"0003" in request.body else None
+                await producer.commit()
+
+        with pytest.raises(ChannelFailed) as caught:
+            await produce()
+        assert caught.value.name == "FORBIDDEN"
+        handed_back = {one.value for one in caught.value.pending}
+        assert b"0003" in handed_back
+        assert handed_back | set(everything(cluster)) == set(numbers(0, 6))
+        assert not handed_back & set(everything(cluster))
+
+    run(work)
+
+
+def test_a_queue_that_is_not_there_and_a_peer_that_refuses_are_told_at_the_beginning() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        with pytest.raises(UnknownQueue):
+            async with client.producer("nowhere"):
+                pass
+        for peer in cluster.peers:
+            peer.script = lambda request: Forbidden("no right") if request.names[-1] == "channel" else None
+        with pytest.raises(Forbidden):
+            async with client.producer("q"):
+                pass
+        with pytest.raises(InvalidRequest, match="new"):
+            await client.producer("q").send(b"x")
+
+    run(work)
+
+
+def test_closing_the_client_tells_who_waits_for_a_commit() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        cluster.peer(1).channels.acks = False
+        producer = client.producer("q")
+        await producer.open()
+        await producer.send(b"0000")
+        waiting = asyncio.create_task(producer.commit())
+        await asyncio.sleep(0.01)
+        await client.close()
+        with pytest.raises(ChannelFailed, match="client was closed"):
+            await waiting
+
+    run(work)
+
+
+# ---------------------------------------------------------------------- pub-sub
+
+
+def test_a_pub_sub_record_is_bound_to_the_lane_of_the_peer_it_is_given_to() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            await send(producer, 0, 10)
+            await producer.commit()
+            assert cluster.shelf.values("q", 11) == numbers(0, 10)
+
+    run(work, pubsub=True)
+
+
+def test_records_in_a_dead_peers_lane_stay_there_and_the_others_go_to_another_lane_in_order() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            taken = 0
+
+            def takes(lane: int, record: bytes) -> bool:
+                nonlocal taken
+                taken += 1
+                return taken <= 7
+
+            cluster.peer(1).channels.takes, cluster.peer(1).channels.acks = takes, False
+            await send(producer, 0, 20)
+            await until(lambda: taken == 20)
+            await cluster.peer(1).kill()
+            await asyncio.sleep(0.1)
+            assert cluster.shelf.values("q", 12) == []  # nobody can know yet, so nothing is written elsewhere
+            cluster.ended.add(11)
+            await send(producer, 20, 30)
+
+    cluster = run(work, pubsub=True)
+    assert cluster.shelf.values("q", 11) == numbers(0, 7)
+    elsewhere = [cluster.shelf.values("q", lane) for lane in (12, 13) if ("q", lane) in cluster.shelf.records]
+    assert elsewhere == [numbers(7, 30)]
+
+
+def test_a_lane_that_ends_while_its_peer_lives_is_left_for_the_next() -> None:
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            await send(producer, 0, 5)
+            await producer.commit()
+            cluster.ended.add(11)
+            cluster.peer(1).open_lane = 21
+            cluster.peer(1).channels.takes = lambda lane, record: "LANE_ENDED" if lane == 11 else True
+            await send(producer, 5, 10)
+
+    cluster = run(work, pubsub=True)
+    assert sorted(everything(cluster)) == numbers(0, 10)
+
+
+# ---------------------------------------------------------------------- a store
+
+
+@pytest.mark.parametrize("pubsub", [False, True])
+def test_the_next_run_settles_what_the_store_holds_before_it_goes_on(tmp_path: Path, pubsub: bool) -> None:
+    path = tmp_path / "pending"
+
+    async def first(cluster: ScriptedCluster, client: Client) -> None:
+        producer = client.producer("q", store=path)
+        await producer.open()
+        taken = 0
+
+        def takes(lane: int, record: bytes) -> bool:
+            nonlocal taken
+            taken += 1
+            return taken <= 3
+
+        cluster.peer(1).channels.takes, cluster.peer(1).channels.acks = takes, False
+        await send(producer, 0, 8)
+        await until(lambda: taken == 8)
+        producer.abort()
+
+    async def second(cluster: ScriptedCluster, client: Client) -> None:
+        cluster.ended.add(11)
+        async with client.producer("q", store=path) as producer:
+            assert producer.non_acked_message_count in (0, 5)
+            await send(producer, 8, 12)
+
+    cluster = run(first, pubsub=pubsub)
+    assert everything(cluster) == numbers(0, 3)
+    run(second, pubsub=pubsub, cluster=cluster)
+    assert sorted(everything(cluster)) == numbers(0, 12)
+    store = FileStore(path)
+    assert store.load() == []
+    store.close()
+
+
+def test_what_fails_to_be_settled_stays_in_the_store_and_is_handed_back() -> None:
+    store = MemoryStore()
+
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async def produce() -> None:
+            async with client.producer("q", store=store) as producer:
+                cluster.peer(1).channels.takes = lambda lane, record: False
+                cluster.peer(1).channels.acks = False
+                await producer.send(b"0000")
+                await asyncio.sleep(0.02)
+                for peer in cluster.peers:
+                    peer.script = lambda request: Offline("no quorum")
+                cluster.peer(1).channels.end_all(EndCode.REFUSED, name="OFFLINE")
+                await producer.commit()
+
+        with pytest.raises(ChannelFailed):
+            await produce()
+        assert len(store.load()) == 1
+        with pytest.raises(ChannelFailed) as caught:
+            async with client.producer("q", store=store):
+                pass
+        assert [one.value for one in caught.value.pending] == [b"0000"]
+
+    run(work, timeout_s=0.4)
+    assert len(store.load()) == 1
+
+
+def test_a_store_that_cannot_keep_a_message_ends_the_producer_and_the_message_is_handed_back() -> None:
+    class Full(MemoryStore):
+        def append(self, number: int, values: object) -> None:
+            raise DiskFull("no room; nothing was stored")
+
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async def produce() -> None:
+            async with client.producer("q", store=Full()) as producer:
+                await producer.send(b"0000")
+                await producer.commit()
+
+        with pytest.raises(ChannelFailed, match="no room") as caught:
+            await produce()
+        assert [(one.value, one.fate) for one in caught.value.pending] == [(b"0000", "unsent")]
+
+    assert everything(run(work)) == []

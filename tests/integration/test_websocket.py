@@ -1,0 +1,528 @@
+"""Packets over real WebSockets, and everything another end can do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+
+import pytest
+import trustme
+from websocket_ends import (
+    LISTENERS,
+    LOOPS,
+    REQUEST,
+    Keeper,
+    masked,
+    raw_client,
+    raw_server,
+    reset,
+    run,
+    standing_alone,
+    until,
+)
+from websockets.frames import Frame, Opcode
+from websockets.utils import accept_key
+
+from avow.channel.open_websocket import OUTPUT_SIZE_BYTES
+from avow.channel.websocket import Patience, dial
+from avow.limits import CHANNEL_PACKET_SIZE_BYTES_MAX
+
+QUICK = Patience(ping_s=0.05, silent_s=0.2, close_s=0.2, handshake_s=0.2)
+
+both_loops = pytest.mark.parametrize("loop", LOOPS)
+both_listeners = pytest.mark.parametrize("listener", LISTENERS)
+
+
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    authority.configure_trust(client)
+    return server, client
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, behind: bytes = b"") -> None:
+    """The server's part of a handshake."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    key = next(line.partition(": ")[2] for line in head.split("\r\n") if line.lower().startswith("sec-websocket-key"))
+    writer.write(
+        f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Accept: {accept_key(key)}\r\nSec-WebSocket-Protocol: avow.channel.v1\r\n\r\n".encode()
+        + behind
+    )
+
+
+def hold_little(user: Keeper) -> None:
+    """The kernel of a slow network holds no megabytes, as that of loopback does."""
+    transport = user.open_socket._transport  # type: ignore[attr-defined]
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+
+
+# ---------------------------------------------------------------------- packets
+
+
+@both_loops
+@both_listeners
+@pytest.mark.parametrize("secure", [False, True])
+def test_packets_go_both_ways_whole_and_in_order(loop: str, listener: str, secure: bool) -> None:
+    served, trusting = contexts() if secure else (None, None)
+    sizes = [0, 1, 125, 126, 65_535, 65_536, 300_000, CHANNEL_PACKET_SIZE_BYTES_MAX]
+    sent = [bytes([n]) * size for n, size in enumerate(sizes)]
+
+    async def play() -> None:
+        server, client = Keeper(echo=True), Keeper()
+        async with LISTENERS[listener](server, tls=served) as url:
+            dialled = await dial(url, client, tls=trusting, timeout_s=5)
+            assert client.socket is dialled
+            for packet in sent:
+                dialled.send([packet[:7], bytearray(packet[7:100]), memoryview(packet[100:])])
+            await until(lambda: len(client.packets) == len(sent))
+            assert server.packets == client.packets == sent
+            dialled.close()
+            await until(lambda: server.reasons and client.reasons)
+
+    run(loop, play())
+
+
+@both_loops
+def test_pieces_are_one_packet_whoever_sends_them(loop: str) -> None:
+    async def play() -> None:
+        server, client = Keeper(), Keeper()
+        async with standing_alone(server) as url:
+            dialled = await dial(url, client, timeout_s=5)
+            pieces = [b"ab", bytearray(b"cde"), memoryview(b"f"), b"", bytes(100_000)]
+            dialled.send(pieces)
+            server.open_socket.send(pieces)
+            await until(lambda: server.packets and client.packets)
+            assert server.packets == client.packets == [b"abcdef" + bytes(100_000)]
+            dialled.abort()
+            await until(lambda: server.reasons and client.reasons)
+
+    run(loop, play())
+
+
+@both_listeners
+def test_a_packet_in_fragments_with_pings_between_them_is_one_packet(listener: str) -> None:
+    async def play() -> None:
+        server = Keeper()
+        async with LISTENERS[listener](server) as url, raw_client(url) as client:
+            client.write(REQUEST)
+            await client.head()
+            client.write(masked(b"one ", fin=False))
+            client.write(masked(b"are you there", Opcode.PING))
+            for _ in range(1000):
+                client.write(masked(b"", Opcode.CONT, fin=False))
+            client.write(masked(b"two", Opcode.CONT) + masked(b"next"))
+            assert await client.frame() == (Opcode.PONG, b"are you there")
+            await until(lambda: len(server.packets) == 2)
+            assert server.packets == [b"one two", b"next"]
+
+    run("asyncio", play())
+
+
+@both_listeners
+def test_frames_in_the_segment_of_the_request_are_heard_after_the_answer(listener: str) -> None:
+    async def play() -> None:
+        server = Keeper(echo=True)
+        async with LISTENERS[listener](server) as url, raw_client(url) as client:
+            client.write(REQUEST + masked(b"", Opcode.PING) + masked(b"at once"))
+            assert (await client.head()).startswith(b"HTTP/1.1 101")
+            assert await client.frame() == (Opcode.PONG, b"")
+            assert await client.frame() == (Opcode.BINARY, b"at once")
+            assert server.packets == [b"at once"]
+
+    run("uvloop", play())
+
+
+@both_listeners
+def test_a_handshake_that_comes_byte_by_byte_is_one(listener: str) -> None:
+    async def play() -> None:
+        server = Keeper(echo=True)
+        async with LISTENERS[listener](server) as url, raw_client(url) as client:
+            for byte in REQUEST + masked(b"slowly"):
+                client.write(bytes([byte]))
+                await asyncio.sleep(0)
+            await client.head()
+            assert await client.frame() == (Opcode.BINARY, b"slowly")
+
+    run("asyncio", play())
+
+
+@both_loops
+def test_frames_in_the_segment_of_the_answer_are_heard_after_opened(loop: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answered(reader, writer, behind=Frame(Opcode.BINARY, b"at once").serialize(mask=False))
+        await reader.read()
+
+    async def play() -> None:
+        client = Keeper()
+        async with raw_server(serve) as url:
+            dialled = await dial(url, client, timeout_s=5)
+            await until(lambda: client.packets == [b"at once"])
+            dialled.abort()
+            await until(lambda: client.reasons)
+
+    run(loop, play())
+
+
+# ---------------------------------------------------------------------- the end
+
+
+@both_loops
+@both_listeners
+def test_what_was_sent_before_a_close_still_leaves_and_nothing_is_told_after_it(loop: str, listener: str) -> None:
+    async def play() -> None:
+        server, client = Keeper(echo=True), Keeper()
+        async with LISTENERS[listener](server) as url:
+            dialled = await dial(url, client, timeout_s=5)
+            for n in range(100):
+                dialled.send([bytes([n]) * 50_000])
+            dialled.close(code=4000, reason="enough " * 40)
+            dialled.close()
+            dialled.send([b"too late"])
+            assert dialled.full
+            await until(lambda: server.reasons and client.reasons)
+            assert len(server.packets) == 100
+            assert client.packets == []
+            assert client.reasons == ["closed by this end"]
+            assert server.reasons[0].startswith("closed by the other end: 4000")
+            assert "enough" in server.reasons[0]
+
+    run(loop, play())
+
+
+@both_loops
+def test_a_server_that_closes_is_heard_by_its_client(loop: str) -> None:
+    async def play() -> None:
+        server, client = Keeper(), Keeper()
+        async with standing_alone(server) as url:
+            await dial(url, client, timeout_s=5)
+            await until(lambda: server.socket)
+            server.open_socket.send([b"last words"])
+            server.open_socket.close(code=1001, reason="going")
+            await until(lambda: server.reasons and client.reasons)
+            assert client.packets == [b"last words"]
+            assert client.reasons == ["closed by the other end: 1001 (going away) going"]
+
+    run(loop, play())
+
+
+@both_loops
+@both_listeners
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_a_reset_is_told_once(loop: str, listener: str, who: str) -> None:
+    async def play() -> None:
+        server, client = Keeper(), Keeper()
+        async with LISTENERS[listener](server) as url:
+            dialled = await dial(url, client, timeout_s=5)
+            await until(lambda: server.socket)
+            for keeper in (server, client):
+                keeper.open_socket.send([bytes(3_000_000)])
+            (dialled if who == "client" else server.open_socket).abort()
+            await until(lambda: server.reasons and client.reasons)
+            for keeper in (server, client):
+                keeper.open_socket.send([b"to nobody"])
+                keeper.open_socket.close()
+                keeper.open_socket.abort()
+            await asyncio.sleep(0.02)
+            assert (len(server.reasons), len(client.reasons)) == (1, 1)
+
+    run(loop, play())
+
+
+@both_listeners
+def test_a_client_that_is_reset_in_the_middle_of_a_frame_is_lost(listener: str) -> None:
+    async def play() -> None:
+        server = Keeper()
+        async with LISTENERS[listener](server) as url, raw_client(url) as client:
+            client.write(REQUEST)
+            await client.head()
+            client.write(masked(bytes(1000))[:500])
+            await until(lambda: server.socket)
+            client.reset()
+            await until(lambda: server.reasons)
+            assert server.packets == []
+
+    run("uvloop", play())
+
+
+def test_a_client_that_hangs_up_without_a_word_is_lost() -> None:
+    async def play() -> None:
+        server = Keeper()
+        async with standing_alone(server) as url, raw_client(url) as client:
+            client.write(REQUEST)
+            await client.head()
+            client.writer.write_eof()
+            await until(lambda: server.reasons)
+            assert server.reasons == ["the other end hung up"]
+
+    run("asyncio", play())
+
+
+def test_a_close_that_is_not_answered_ends_in_time() -> None:
+    async def play() -> None:
+        server = Keeper()
+        async with standing_alone(server, patience=QUICK) as url, raw_client(url) as client:
+            client.write(REQUEST)
+            await client.head()
+            server.open_socket.close()
+            assert (await client.frame())[0] is Opcode.CLOSE
+            await until(lambda: server.reasons)
+            assert server.reasons == ["closed by this end"]
+
+    run("asyncio", play())
+
+
+def test_a_close_waits_for_what_the_other_end_still_takes() -> None:
+    size = 8_000_000
+
+    async def play() -> None:
+        server = Keeper()
+        async with standing_alone(server, patience=QUICK) as url, raw_client(url, receive_buffer=8_192) as client:
+            client.write(REQUEST)
+            await client.head()
+            hold_little(server)
+            server.open_socket.send([bytes(size)])
+            server.open_socket.close()
+            await client.reader.readexactly(10)
+            for _ in range(size // 100_000):
+                await client.reader.readexactly(100_000)
+                await asyncio.sleep(0.01)  # in all much longer than a close may take
+            assert (await client.frame())[0] is Opcode.CLOSE
+
+    run("asyncio", play())
+
+
+# ---------------------------------------------------------------------- against the rules
+
+
+@both_listeners
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        pytest.param([(b"text", Opcode.TEXT, True)], 1003, id="text"),
+        pytest.param([(b"te", Opcode.TEXT, False), (b"xt", Opcode.CONT, True)], 1003, id="text in fragments"),
+        pytest.param(struct.pack("!BBQ", 0x82, 0xFF, 1 << 40) + bytes(4), 1009, id="a terabyte"),
+        pytest.param(
+            struct.pack("!BBQ", 0x82, 0xFF, CHANNEL_PACKET_SIZE_BYTES_MAX + (1 << 16)) + bytes(4), 1009, id="too large"
+        ),
+        pytest.param(
+            [(bytes(5_000_000), Opcode.BINARY, False), (bytes(5_000_000), Opcode.CONT, True)],
+            1009,
+            id="too large in fragments",
+        ),
+        pytest.param(b"\x82\x01a", 1002, id="not masked"),
+        pytest.param(b"\xf2\x81" + bytes(5), 1002, id="reserved bits"),
+        pytest.param(b"\x83\x81" + bytes(5), 1002, id="an opcode that does not exist"),
+        pytest.param([(b"x", Opcode.CONT, True)], 1002, id="the rest of nothing"),
+        pytest.param(b"\x89\xfe\x00\x7e" + bytes(130), 1002, id="a ping that is too long"),
+    ],
+)
+def test_a_client_that_breaks_the_rules_is_told_so_and_cut_off(
+    listener: str, said: bytes | list[tuple[bytes, Opcode, bool]], code: int
+) -> None:
+    bad = said if isinstance(said, bytes) else b"".join(masked(data, opcode, fin=fin) for data, opcode, fin in said)
+
+    async def play() -> None:
+        server = Keeper()
+        async with LISTENERS[listener](server) as url, raw_client(url) as client:
+            client.write(REQUEST)
+            await client.head()
+            client.write(masked(b"good") + bad + masked(b"not heard any more"))
+            opcode, data = await client.frame()
+            assert (opcode, struct.unpack("!H", data[:2])[0]) == (Opcode.CLOSE, code)
+            assert await client.reader.read() == b""
+            client.writer.close()
+            await until(lambda: server.reasons)
+            assert server.packets == [b"good"]
+
+    run("uvloop", play())
+
+
+def test_a_server_that_sends_text_is_left() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answered(reader, writer, behind=Frame(Opcode.TEXT, b"hello").serialize(mask=False))
+        await reader.read()
+        writer.close()
+
+    async def play() -> None:
+        client = Keeper()
+        async with raw_server(serve) as url:
+            await dial(url, client, timeout_s=5, patience=QUICK)
+            await until(lambda: client.reasons)
+            assert client.reasons == ["the other end sent text; packets are binary"]
+
+    run("uvloop", play())
+
+
+def test_who_sends_pings_and_reads_no_pongs_is_cut_off() -> None:
+    async def play() -> None:
+        server = Keeper()
+        async with standing_alone(server) as url, raw_client(url, receive_buffer=8_192) as client:
+            client.write(REQUEST)
+            await client.head()
+            pings = masked(bytes(125), Opcode.PING) * 1_000
+            with contextlib.suppress(ConnectionError):
+                for _ in range(400):
+                    client.write(pings)
+                    await client.writer.drain()
+            await until(lambda: server.reasons)
+            assert server.reasons == ["the other end asks and does not read"]
+
+    run("asyncio", play())
+
+
+# ---------------------------------------------------------------------- life
+
+
+@both_loops
+def test_idle_sockets_stay_as_long_as_both_ends_are_there(loop: str) -> None:
+    async def play() -> None:
+        server, client = Keeper(), Keeper()
+        async with standing_alone(server, patience=QUICK) as url:
+            dialled = await dial(url, client, timeout_s=5, patience=QUICK)
+            await asyncio.sleep(5 * QUICK.silent_s)  # time passing is what this is about
+            assert server.reasons == client.reasons == []
+            dialled.abort()
+            await until(lambda: server.reasons and client.reasons)
+
+    run(loop, play())
+
+
+@both_loops
+def test_a_server_that_has_vanished_is_noticed_after_a_ping(loop: str) -> None:
+    heard = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answered(reader, writer)
+        while data := await reader.read(1000):  # and never says anything
+            heard.extend(data)
+
+    async def play() -> None:
+        client = Keeper()
+        async with raw_server(serve) as url:
+            began = asyncio.get_running_loop().time()
+            await dial(url, client, timeout_s=5, patience=QUICK)
+            await until(lambda: client.reasons)
+            lasted = asyncio.get_running_loop().time() - began
+            assert client.reasons == ["nothing was heard for 0.2 s"]
+            assert QUICK.silent_s <= lasted < 10 * QUICK.silent_s
+            assert heard[:2] == b"\x89\x80"  # a ping, masked, empty
+
+    run(loop, play())
+
+
+@both_listeners
+def test_a_client_that_has_vanished_is_noticed_though_the_kernel_takes_what_is_sent(listener: str) -> None:
+    async def play() -> None:
+        server = Keeper()
+        async with LISTENERS[listener](server, patience=QUICK) as url, raw_client(url) as client:
+            client.write(REQUEST)
+            await client.head()
+            while not server.reasons:
+                server.open_socket.send([b"is anybody there"])
+                await asyncio.sleep(0.01)
+            assert server.reasons == ["nothing was heard for 0.2 s"]
+
+    run("uvloop", play())
+
+
+def test_a_client_that_takes_a_large_packet_slowly_is_there() -> None:
+    size = 8_000_000
+
+    async def play() -> None:
+        server = Keeper()
+        async with standing_alone(server, patience=QUICK) as url, raw_client(url, receive_buffer=8_192) as client:
+            client.write(REQUEST)
+            await client.head()
+            hold_little(server)
+            server.open_socket.send([bytes(size)])
+            await client.reader.readexactly(10)
+            for _ in range(40):
+                await client.reader.readexactly(100_000)
+                await asyncio.sleep(0.02)  # in all four times what a silent one would get
+            assert server.reasons == []
+
+    run("asyncio", play())
+
+
+# ---------------------------------------------------------------------- push-back
+
+
+@both_loops
+@both_listeners
+def test_a_socket_is_full_until_the_other_end_reads(loop: str, listener: str) -> None:
+    packet = bytes(65_536)
+
+    async def play() -> None:
+        server = Keeper()
+        async with LISTENERS[listener](server) as url, raw_client(url, receive_buffer=8_192) as client:
+            client.write(REQUEST)
+            await client.head()
+            count = 0
+            for _ in range(2_000):  # as much as the kernel holds, and then some
+                while not server.open_socket.full:
+                    server.open_socket.send([packet])
+                    count += 1
+                before = server.writable_count
+                await asyncio.sleep(0.001)
+                if server.open_socket.full and server.writable_count == before:
+                    break
+            assert server.open_socket.full
+            unsent = server.open_socket._transport.get_write_buffer_size()  # type: ignore[attr-defined]
+            assert OUTPUT_SIZE_BYTES < unsent < OUTPUT_SIZE_BYTES + 2 * len(packet)
+            told = server.writable_count
+            for _ in range(count):
+                await client.frame()
+            await until(lambda: server.writable_count == told + 1)
+            assert not server.open_socket.full
+
+    run(loop, play())
+
+
+@both_loops
+def test_a_client_is_full_until_the_server_reads(loop: str) -> None:
+    reading = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answered(reader, writer)
+        await reading.wait()
+        while await reader.read(1 << 20):
+            pass
+
+    async def play() -> None:
+        client = Keeper()
+        async with raw_server(serve) as url:
+            dialled = await dial(url, client, timeout_s=5)
+            for _ in range(40):
+                dialled.send([bytes(1 << 20)])
+            await until(lambda: dialled.full)
+            assert client.writable_count == 0
+            reading.set()
+            await until(lambda: client.writable_count == 1)
+            assert not dialled.full
+            dialled.abort()
+            await until(lambda: client.reasons)
+
+    run(loop, play())
+
+
+def test_a_reset_while_the_socket_is_full_is_told() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answered(reader, writer)
+        await reader.read(1000)
+        reset(writer)
+
+    async def play() -> None:
+        client = Keeper()
+        async with raw_server(serve) as url:
+            dialled = await dial(url, client, timeout_s=5)
+            for _ in range(40):
+                dialled.send([bytes(1 << 20)])
+            assert dialled.full
+            await until(lambda: client.reasons)
+
+    run("uvloop", play())

@@ -1,0 +1,303 @@
+"""F2: how a channel ends, and what it hands back."""
+
+from __future__ import annotations
+
+import pytest
+from core_pair import CAP_COUNT, Pair, core, ended, frames_of, hello, packet_of
+
+from avow.channel.frames import (
+    End,
+    EndCode,
+    ack_bytes,
+    commit_bytes,
+    data_parts,
+    end_bytes,
+    hello_bytes,
+)
+from avow.channel.outgoing import Pending
+from avow.channel.protocol import CommitAcked, Core, Ended, Messages
+from avow.channel.states import Link, Receiver, Sender
+from avow.errors import ChannelFailed
+
+TOLD = [code for code in EndCode if code not in (EndCode.FENCED, EndCode.UNKNOWN_CHANNEL)]
+
+
+def data(first: int, *values: bytes) -> bytes:
+    return b"".join(data_parts(first, values or (b"x",)))
+
+
+def fates(event: Ended) -> list[str]:
+    return [one.fate for one in event.pending]
+
+
+def last_word(end: Core) -> End:
+    (said,) = frames_of(end)
+    assert isinstance(said, End)
+    return said
+
+
+def half_arrived() -> Pair:
+    """Of three messages of the left end one has arrived, one is lost on the way, and one has not left."""
+    pair = Pair().connect()
+    pair.left.send(b"a")
+    pair.flow()
+    pair.left.send(b"b")
+    packet_of(pair.left)
+    pair.cut()
+    pair.left.send(b"c")
+    return pair.quiet()
+
+
+# ------------------------------------------------------------------ who ends it
+
+
+@pytest.mark.parametrize("code", TOLD)
+def test_an_end_is_told_to_the_other_end_with_its_reason(code: EndCode) -> None:
+    pair = Pair().connect().quiet()
+    pair.left.end(code, name="WHY", text="because")
+    assert ended(pair.left) == Ended(code, "WHY", "because", False, [])
+    pair.flow()
+    assert ended(pair.right) == Ended(code, "WHY", "because", True, [])
+    assert not pair.right.has_output
+
+
+def test_all_three_machines_end_together() -> None:
+    end = core()
+    end.end(EndCode.CLOSED)
+    assert (end.link, end.sender, end.receiver) == (Link.ENDED, Sender.ENDED, Receiver.ENDED)
+
+
+def test_an_end_happens_once() -> None:
+    pair = Pair().connect().quiet()
+    pair.left.send(b"a")
+    pair.left.end(EndCode.ABORTED)
+    pair.left.end(EndCode.CLOSED)
+    pair.left.received(1, end_bytes(End(EndCode.ABORTED)))
+    pair.left.lost(1)
+    assert ended(pair.left).code == EndCode.ABORTED
+    assert pair.left.take_events() == []
+
+
+def test_after_the_end_nothing_can_be_sent_or_committed() -> None:
+    end = core()
+    end.end(EndCode.ABORTED)
+    with pytest.raises(ChannelFailed, match="was not sent"):
+        end.send(b"a")
+    with pytest.raises(ChannelFailed, match="nothing was committed"):
+        end.commit()
+
+
+def test_after_the_end_nothing_is_heard() -> None:
+    pair = Pair().connect().quiet()
+    pair.left.end(EndCode.ABORTED)
+    pair.left.take_events()
+    pair.left.received(1, data(1))
+    assert pair.left.take_events() == []
+
+
+def test_the_last_packet_is_the_end_and_there_is_no_other() -> None:
+    pair = Pair().connect()
+    pair.left.send(b"a")
+    pair.left.end(EndCode.ABORTED)
+    assert pair.left.has_output
+    assert last_word(pair.left).code == EndCode.ABORTED
+    assert not pair.left.has_output
+    assert pair.left.packet() == []
+
+
+def test_without_a_socket_nobody_is_told() -> None:
+    pair = Pair().connect()
+    pair.cut()
+    pair.left.end(EndCode.ABORTED)
+    assert pair.left.packet() == []
+
+
+def test_frames_behind_an_end_are_not_heard() -> None:
+    pair = Pair().connect().quiet()
+    pair.right.received(1, end_bytes(End(EndCode.ABORTED)) + data(1))
+    assert [type(event) for event in pair.right.take_events()] == [Ended]
+
+
+def test_a_code_that_is_not_known_here_is_an_abort() -> None:
+    pair = Pair().connect().quiet()
+    pair.right.received(1, end_bytes(End(99, name="NEW")))
+    event = ended(pair.right)
+    assert (event.code, event.name) == (EndCode.ABORTED, "NEW")
+
+
+def test_a_reason_that_is_not_unicode_does_not_keep_a_channel_alive() -> None:
+    pair = Pair().connect()
+    pair.left.end(EndCode.ABORTED, text="\ud800")
+    assert pair.left.ended
+    assert last_word(pair.left).text == "?"
+
+
+# ------------------------------------------------------------------ misbehaviour
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        data(2),
+        data(0),
+        commit_bytes(1, 1),
+        commit_bytes(0, 0),
+        ack_bytes(1),
+        b"\xff",
+        data(1)[:-1],
+        data(1) + data(1),
+        commit_bytes(1, 0) + commit_bytes(1, 0),
+    ],
+    ids=[
+        "a gap",
+        "a number that is none",
+        "a commit of what did not come",
+        "a commit id that is none",
+        "an ack of what was not sent",
+        "an unknown kind",
+        "half a frame",
+        "a message again",
+        "a commit again",
+    ],
+)
+def test_a_frame_that_breaks_the_rules_ends_the_channel_and_hands_back_what_is_pending(packet: bytes) -> None:
+    for end in (Pair().connect().left, Pair().connect().right):
+        end.send(b"mine")
+        end.take_events()
+        end.received(1, packet)
+        event = ended(end)
+        assert (event.code, event.remote) == (EndCode.PROTOCOL, False)
+        assert [one.value for one in event.pending] == [b"mine"]
+        assert last_word(end).code == EndCode.PROTOCOL
+
+
+def test_what_came_before_a_broken_frame_was_delivered_and_is_told_so() -> None:
+    pair = Pair().connect().quiet()
+    pair.right.received(1, data(1, b"good") + b"\xff")
+    first, second = pair.right.take_events()
+    assert isinstance(first, Messages)
+    assert isinstance(second, Ended)
+    assert last_word(pair.right).received_to == 1
+
+
+def test_more_messages_than_the_cap_end_the_channel_and_none_of_them_is_delivered() -> None:
+    """Once the last word said that they were."""
+    pair = Pair(right=core(initiator=False, cap_count=CAP_COUNT)).connect().quiet()
+    pair.right.received(1, data(1, *[b""] * CAP_COUNT))
+    assert [type(event) for event in pair.right.take_events()] == [Messages]
+    pair.right.received(1, data(CAP_COUNT + 1))
+    assert [type(event) for event in pair.right.take_events()] == [Ended]
+    said = last_word(pair.right)
+    assert (said.code, said.received_to) == (EndCode.CAP_EXCEEDED, CAP_COUNT)
+
+
+def test_more_bytes_than_the_cap_end_the_channel() -> None:
+    pair = Pair(right=core(initiator=False, cap_bytes=20 << 20)).connect().quiet()
+    largest = bytes(9 << 20)
+    pair.right.received(1, data(1, largest))
+    pair.right.received(1, data(2, largest))
+    assert not pair.right.ended
+    pair.right.received(1, data(3, largest))
+    assert ended(pair.right).code == EndCode.CAP_EXCEEDED
+
+
+def test_an_ack_makes_room_below_the_cap() -> None:
+    pair = Pair(right=core(initiator=False, cap_count=CAP_COUNT)).connect()
+    pair.right.received(1, data(1, *[b""] * CAP_COUNT) + commit_bytes(1, CAP_COUNT))
+    pair.right.ack_commit(1)
+    pair.right.received(1, data(CAP_COUNT + 1, *[b""] * CAP_COUNT))
+    assert not pair.right.ended
+
+
+# ------------------------------------------------------------------ what is handed back
+
+
+def test_everything_pending_is_handed_back_in_order_with_its_commit() -> None:
+    pair = Pair().connect()
+    for value in (b"a", b"b", b"c"):
+        pair.left.send(value)
+        if value != b"c":
+            pair.left.commit()
+    pair.flow()
+    pair.right.ack_commit(1)
+    pair.flow()
+    pair.quiet()
+    pair.left.end(EndCode.ABORTED)
+    assert ended(pair.left).pending == [Pending(2, b"b", "unknown", 2), Pending(3, b"c", "unknown", 0)]
+
+
+def test_who_gives_up_knows_only_what_the_other_end_has_said() -> None:
+    pair = half_arrived()
+    pair.left.end(EndCode.ABORTED)
+    assert fates(ended(pair.left)) == ["unknown", "unknown", "unsent"]
+
+
+def test_a_hello_tells_what_was_delivered() -> None:
+    pair = half_arrived()
+    generation = pair.left.socket()
+    packet_of(pair.left)
+    pair.left.received(generation, hello_bytes(hello(generation, received_to=1)))
+    pair.left.end(EndCode.ABORTED)
+    assert fates(ended(pair.left)) == ["delivered", "unknown", "unsent"]
+
+
+def test_a_last_word_leaves_nothing_unknown() -> None:
+    pair = half_arrived()
+    generation = pair.left.socket()
+    pair.left.received(generation, end_bytes(End(EndCode.EXPIRED, received_to=1)))
+    assert fates(ended(pair.left)) == ["delivered", "unsent", "unsent"]
+
+
+def test_an_end_that_has_forgotten_the_channel_tells_nothing() -> None:
+    pair = half_arrived()
+    generation = pair.left.socket()
+    pair.left.received(generation, end_bytes(End(EndCode.UNKNOWN_CHANNEL)))
+    event = ended(pair.left)
+    assert event.code == EndCode.UNKNOWN_CHANNEL
+    assert fates(event) == ["unknown", "unknown", "unsent"]
+
+
+@pytest.mark.parametrize("received_to", [3, 1 << 50])
+def test_a_last_word_that_cannot_be_is_not_believed(received_to: int) -> None:
+    pair = half_arrived()
+    generation = pair.left.socket()
+    pair.left.received(generation, end_bytes(End(EndCode.EXPIRED, acked=7, received_to=received_to)))
+    assert fates(ended(pair.left)) == ["unknown", "unknown", "unsent"]
+
+
+def test_the_ack_in_a_last_word_completes_its_commit_and_releases_what_it_covers() -> None:
+    pair = Pair().connect()
+    pair.left.send(b"a")
+    pair.left.commit()
+    pair.flow()
+    pair.left.send(b"b")
+    pair.right.ack_commit(1)
+    pair.right.end(EndCode.GOING)
+    pair.quiet()
+    pair.left.received(1, packet_of(pair.right))
+    acked, event = pair.left.take_events()
+    assert acked == CommitAcked(1)
+    assert isinstance(event, Ended)
+    assert [(one.value, one.fate) for one in event.pending] == [(b"b", "unsent")]
+
+
+def test_both_ends_get_their_own_messages_back() -> None:
+    pair = Pair().connect()
+    pair.left.send(b"left")
+    pair.right.send(b"right")
+    pair.flow()
+    pair.quiet()
+    pair.left.end(EndCode.ABORTED)
+    pair.flow()
+    assert [(one.value, one.fate) for one in ended(pair.left).pending] == [(b"left", "unknown")]
+    assert [(one.value, one.fate) for one in ended(pair.right).pending] == [(b"right", "delivered")]
+
+
+def test_two_ends_that_give_up_at_once_each_end_once() -> None:
+    pair = Pair().connect().quiet()
+    pair.left.end(EndCode.ABORTED)
+    pair.right.end(EndCode.CLOSED)
+    left, right = packet_of(pair.left), packet_of(pair.right)
+    pair.right.received(1, left)
+    pair.left.received(1, right)
+    assert (ended(pair.left).code, ended(pair.right).code) == (EndCode.ABORTED, EndCode.CLOSED)

@@ -1,0 +1,383 @@
+"""F1: what becomes of a channel when its sockets come and go. Hellos, resuming, fencing."""
+
+from __future__ import annotations
+
+import pytest
+from core_pair import CHANNEL, TOKEN, Pair, core, ended, frames_of, hello, packet_of
+from msgspec.structs import replace
+
+from avow.channel.frames import (
+    Ack,
+    Commit,
+    Data,
+    End,
+    EndCode,
+    Hello,
+    ack_bytes,
+    commit_bytes,
+    data_parts,
+    end_bytes,
+    hello_bytes,
+    read_packet,
+)
+from avow.channel.protocol import CommitAcked, Connected, Core, Messages
+from avow.channel.states import Link
+
+
+def greeting_of(end: Core) -> Hello:
+    (said,) = frames_of(end)
+    assert isinstance(said, Hello)
+    return said
+
+
+def data(first: int, *values: bytes) -> bytes:
+    return b"".join(data_parts(first, values or (b"x",)))
+
+
+def sent_and_lost(count: int = 2) -> Pair:
+    """The left end has given messages and a commit to a socket that took them nowhere."""
+    pair = Pair().connect()
+    for _ in range(count):
+        pair.left.send(b"x")
+    pair.left.commit()
+    packet_of(pair.left)
+    pair.cut()
+    return pair.quiet()
+
+
+# ------------------------------------------------------------------ Hello
+
+
+def test_nothing_but_a_hello_is_said_before_the_other_end_was_heard() -> None:
+    end = core()
+    end.send(b"a")
+    end.commit()
+    assert frames_of(end) == []
+    end.socket()
+    assert greeting_of(end) == Hello(
+        CHANNEL, TOKEN, 1, 0, 0, 0, end._bounds.cap_count, end._bounds.cap_bytes, 0, fresh=True
+    )
+    assert frames_of(end) == []
+    assert not end.has_output
+
+
+def test_an_acceptor_answers_with_the_same_generation_and_goes_on_in_the_same_packet() -> None:
+    end = core(initiator=False)
+    end.send(b"a")
+    assert end.greeted(hello(3)) == 3
+    first, second = frames_of(end)
+    assert isinstance(first, Hello)
+    assert (first.generation, first.fresh) == (3, False)
+    assert isinstance(second, Data)
+
+
+def test_an_initiator_is_fresh_until_it_has_heard_the_other_end() -> None:
+    pair = Pair()
+    pair.left.socket()
+    assert greeting_of(pair.left).fresh
+    pair.left.socket()
+    assert greeting_of(pair.left).fresh
+    pair.connect()
+    pair.left.socket()
+    assert not greeting_of(pair.left).fresh
+
+
+def test_both_ends_are_told_when_both_hellos_are_heard() -> None:
+    pair = Pair().connect()
+    assert pair.left.take_events() == [Connected(1)]
+    assert pair.right.take_events() == [Connected(1)]
+    assert (pair.left.link, pair.right.link) == (Link.UP, Link.UP)
+
+
+def test_a_hello_says_where_its_end_stands() -> None:
+    pair = Pair().connect()
+    for _ in range(3):
+        pair.right.send(b"x")
+    pair.right.commit()
+    pair.right.commit()
+    pair.flow()
+    pair.left.ack_commit(1)
+    pair.left.socket()
+    said = greeting_of(pair.left)
+    assert (said.generation, said.received_to, said.commits_received_to, said.acked) == (2, 3, 2, 1)
+
+
+# ------------------------------------------------------------------ resuming
+
+
+def test_what_a_lost_socket_took_nowhere_is_sent_again_and_only_that() -> None:
+    pair = sent_and_lost()
+    pair.connect()
+    events = pair.right.take_events()
+    assert [bytes(value) for event in events if isinstance(event, Messages) for value in event.values] == [b"x", b"x"]
+    assert not pair.left.out.waiting
+
+
+def test_what_arrived_is_not_sent_again() -> None:
+    pair = Pair().connect()
+    pair.left.send(b"a")
+    pair.flow()
+    pair.left.send(b"b")
+    packet_of(pair.left)
+    pair.cut()
+    pair.quiet().connect()
+    (messages,) = [event for event in pair.right.take_events() if isinstance(event, Messages)]
+    assert (messages.first, list(map(bytes, messages.values))) == (2, [b"b"])
+
+
+def test_a_commit_that_was_lost_is_sent_again() -> None:
+    pair = Pair().connect()
+    pair.left.send(b"a")
+    pair.flow()
+    pair.left.commit()
+    assert frames_of(pair.left) == [Commit(1, 1)]
+    pair.cut()
+    pair.connect()
+    assert pair.right.statistics()["commits_received_to"] == 1
+
+
+def test_a_lost_ack_repairs_itself() -> None:
+    pair = Pair().connect()
+    pair.left.commit()
+    pair.flow()
+    pair.right.ack_commit(1)
+    assert frames_of(pair.right) == [Ack(1)]
+    pair.cut()
+    pair.quiet().connect()
+    assert CommitAcked(1) in pair.left.take_events()
+
+
+def test_an_ack_while_down_is_told_on_the_next_socket() -> None:
+    pair = Pair().connect()
+    pair.left.commit()
+    pair.right.commit()
+    pair.flow()
+    pair.cut()
+    pair.right.ack_commit(1)
+    pair.left.ack_commit(1)
+    pair.quiet().connect()
+    assert CommitAcked(1) in pair.left.take_events()
+    assert CommitAcked(1) in pair.right.take_events()
+
+
+def test_an_ack_between_the_two_hellos_is_told_after_them() -> None:
+    pair = Pair().connect()
+    pair.right.commit()
+    pair.flow()
+    pair.generation = pair.left.socket()
+    said = greeting_of(pair.left)
+    pair.left.ack_commit(1)
+    pair.right.greeted(said)
+    pair.quiet()
+    pair.flow()
+    assert CommitAcked(1) in pair.right.take_events()
+
+
+def test_what_is_sent_while_down_waits_for_the_next_socket() -> None:
+    pair = Pair().connect()
+    pair.cut()
+    pair.left.send(b"a")
+    pair.left.commit()
+    assert frames_of(pair.left) == []
+    pair.connect()
+    assert pair.right.statistics()["commits_received_to"] == 1
+
+
+# ------------------------------------------------------------------ fencing
+
+
+def test_a_late_packet_of_a_replaced_socket_is_not_heard_by_the_initiator() -> None:
+    pair = Pair().connect()
+    pair.right.send(b"late")
+    late = packet_of(pair.right)
+    pair.left.socket()
+    pair.quiet()
+    pair.left.received(1, late)
+    assert pair.left.take_events() == []
+    assert not pair.left.ended
+
+
+def test_a_late_packet_of_a_replaced_socket_is_not_heard_by_the_acceptor() -> None:
+    pair = Pair().connect()
+    pair.left.send(b"late")
+    late = packet_of(pair.left)
+    pair.connect()
+    pair.quiet()
+    before = pair.right.statistics()
+    pair.right.received(1, late)
+    assert pair.right.take_events() == []
+    assert pair.right.statistics() == before
+
+
+def test_a_packet_of_a_socket_that_was_given_up_is_not_heard() -> None:
+    pair = Pair().connect()
+    pair.left.send(b"late")
+    late = packet_of(pair.left)
+    pair.cut()
+    pair.quiet()
+    pair.right.received(1, late)
+    assert pair.right.take_events() == []
+
+
+@pytest.mark.parametrize("generation", [0, 1, 2])
+def test_a_stale_hello_is_refused_and_changes_nothing(generation: int) -> None:
+    pair = Pair().connect().connect()
+    before = pair.right.statistics()
+    assert pair.right.greeted(hello(generation, received_to=9)) == 0
+    assert pair.right.statistics() == before
+    assert not pair.right.ended
+
+
+def test_a_fenced_socket_is_told_so() -> None:
+    pair = Pair().connect().connect()
+    (said,) = read_packet(pair.right.fenced())
+    assert isinstance(said, End)
+    assert said.code == EndCode.FENCED
+    assert "generation 2" in said.text
+
+
+def test_being_told_that_a_socket_is_fenced_ends_that_socket_only() -> None:
+    """Once it ended the channel."""
+    pair = Pair().connect()
+    pair.left.send(b"a")
+    pair.left.received(1, pair.right.fenced() + data(1))
+    assert pair.left.link is Link.DOWN
+    pair.connect()
+    assert pair.right.statistics()["received_to"] == 1
+
+
+def test_the_late_loss_of_a_replaced_socket_changes_nothing() -> None:
+    pair = Pair().connect().connect()
+    pair.left.lost(1)
+    pair.right.lost(1)
+    assert (pair.left.link, pair.right.link) == (Link.UP, Link.UP)
+
+
+@pytest.mark.parametrize("stranger", [{"channel": b"x" * 16}, {"token": b"x" * 16}])
+def test_a_hello_of_another_channel_or_with_another_token_is_refused(stranger: dict[str, bytes]) -> None:
+    pair = Pair().connect()
+    before = pair.right.statistics()
+    assert pair.right.greeted(replace(hello(2), **stranger)) == 0
+    assert pair.right.statistics() == before
+
+
+def test_an_ended_acceptor_takes_no_hello() -> None:
+    end = core(initiator=False)
+    end.end(EndCode.ABORTED)
+    assert end.greeted(hello(1)) == 0
+
+
+# ------------------------------------------------------------------ what may not come first
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        data(1),
+        commit_bytes(1, 0),
+        ack_bytes(1),
+        hello_bytes(hello(2)),
+        hello_bytes(replace(hello(1), token=b"x" * 16)),
+        hello_bytes(replace(hello(1), channel=b"x" * 16)),
+    ],
+    ids=["data", "commit", "ack", "another generation", "another token", "another channel"],
+)
+def test_an_initiator_takes_nothing_before_the_hello_that_answers_its_own(packet: bytes) -> None:
+    end = core()
+    end.socket()
+    packet_of(end)
+    end.received(1, packet)
+    assert ended(end).code == EndCode.PROTOCOL
+
+
+def test_a_second_hello_on_one_socket_is_a_violation() -> None:
+    for end in (Pair().connect().left, Pair().connect().right):
+        end.take_events()
+        end.received(1, hello_bytes(hello(1)))
+        assert ended(end).code == EndCode.PROTOCOL
+
+
+# ------------------------------------------------------------------ impossible Hellos
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"received_to": 3, "commits_received_to": 1},
+        {"received_to": 2, "commits_received_to": 2},
+        {"received_to": 2, "commits_received_to": 1, "acked": 2},
+        {"received_to": 2, "commits_received_to": 0, "acked": 1},
+        {"received_to": 1, "commits_received_to": 1},
+    ],
+    ids=["messages not sent", "commits not sent", "acks not sent", "ack of a commit it lacks", "commit without data"],
+)
+def test_a_hello_that_claims_what_it_cannot_have_is_impossible_for_either_end(claim: dict[str, int]) -> None:
+    pair = sent_and_lost()
+    generation = pair.left.socket()
+    packet_of(pair.left)
+    pair.left.received(generation, hello_bytes(hello(generation, **claim)))
+    event = ended(pair.left)
+    assert (event.code, event.remote, len(event.pending)) == (EndCode.IMPOSSIBLE, False, 2)
+    (said,) = frames_of(pair.left)
+    assert isinstance(said, End)
+    assert said.code == EndCode.IMPOSSIBLE
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"received_to": 1, "commits_received_to": 1, "acked": 1},
+        {"received_to": 2},
+        {"received_to": 2, "commits_received_to": 1},
+    ],
+    ids=["message missing", "commit missing", "ack taken back"],
+)
+def test_a_hello_that_lacks_what_was_acknowledged_is_impossible(claim: dict[str, int]) -> None:
+    pair = Pair().connect()
+    pair.right.send(b"a")
+    pair.right.send(b"b")
+    pair.right.commit()
+    pair.flow()
+    pair.left.ack_commit(1)
+    pair.flow()
+    pair.right.take_events()
+    assert pair.right.greeted(hello(2, **claim)) == 2
+    assert ended(pair.right).code == EndCode.IMPOSSIBLE
+    (said,) = frames_of(pair.right)
+    assert isinstance(said, End)
+
+
+def test_a_message_behind_a_commit_that_is_missing_is_impossible() -> None:
+    pair = Pair().connect()
+    pair.right.send(b"a")
+    pair.right.commit()
+    pair.right.send(b"b")
+    packet_of(pair.right)
+    pair.right.take_events()
+    pair.right.greeted(hello(2, received_to=2))
+    assert ended(pair.right).code == EndCode.IMPOSSIBLE
+
+
+@pytest.mark.parametrize("poor", [{"cap_count": 4_095}, {"cap_bytes": (20 << 20) - 1}])
+def test_a_hello_that_takes_less_than_every_sender_may_send_is_a_violation(poor: dict[str, int]) -> None:
+    end = core(initiator=False)
+    end.greeted(hello(1, **poor))
+    assert ended(end).code == EndCode.PROTOCOL
+
+
+def test_an_ack_of_a_commit_that_the_hello_lacked_is_a_violation() -> None:
+    """Once the sender then made a packet that never ended."""
+    pair = sent_and_lost()
+    generation = pair.left.socket()
+    packet_of(pair.left)
+    pair.left.received(generation, hello_bytes(hello(generation)) + ack_bytes(1))
+    assert ended(pair.left).code == EndCode.PROTOCOL
+    assert isinstance(frames_of(pair.left)[0], End)
+
+
+def test_a_first_word_that_is_an_end_is_heard() -> None:
+    end = core()
+    end.socket()
+    end.received(1, end_bytes(End(EndCode.REFUSED, name="BUSY", text="full")))
+    event = ended(end)
+    assert (event.code, event.name, event.text, event.remote) == (EndCode.REFUSED, "BUSY", "full", True)

@@ -1,0 +1,325 @@
+"""Pending stores: one suite over both, then what only a file can go through."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from avow.channel import storefile
+from avow.channel.stores import FileStore, MemoryStore, PendingStore
+from avow.errors import BadChecksum, BadMagic, DiskFull, FolderUnusable, InvalidRequest, UnknownVersion
+
+
+@pytest.fixture(params=["memory", "file", "synced file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PendingStore]:
+    made: PendingStore = (
+        MemoryStore() if request.param == "memory" else FileStore(tmp_path / "pending", sync="synced" in request.param)
+    )
+    yield made
+    made.close()
+
+
+def values(*numbers: int) -> list[bytes]:
+    return [b"value %d" % number for number in numbers]
+
+
+# ---------------------------------------------------------------------- every store
+
+
+def test_a_store_gives_back_what_was_not_released_in_order(store: PendingStore) -> None:
+    store.append(1, values(1, 2, 3))
+    store.append(4, values(4))
+    store.release(2)
+    store.release(1)
+    assert store.load() == values(3, 4)
+    store.append(5, values(5))
+    store.release(99)
+    assert store.load() == []
+
+
+def test_values_of_every_kind_of_buffer_and_of_no_bytes_are_kept(store: PendingStore) -> None:
+    store.append(1, [b"", bytearray(b"array"), memoryview(b"a view")[2:], b""])
+    assert store.load() == [b"", b"array", b"view", b""]
+
+
+def test_a_number_that_does_not_follow_is_refused(store: PendingStore) -> None:
+    store.append(1, values(1))
+    with pytest.raises(InvalidRequest):
+        store.append(3, values(3))
+    assert store.load() == values(1)
+
+
+def test_what_is_sent_again_on_the_next_channel_is_stored_once(store: PendingStore) -> None:
+    store.append(1, values(1, 2, 3))
+    store.release(1)
+    store.append(1, values(2, 3))
+    assert store.load() == values(2, 3)
+    store.append(3, values(4))
+    store.release(1)
+    assert store.load() == values(3, 4)
+    store.release(3)
+    assert store.load() == []
+
+
+def test_what_is_not_sent_again_stays(store: PendingStore) -> None:
+    store.append(1, values(1, 2))
+    store.append(1, values(9))
+    store.release(1)
+    assert store.load() == values(1, 2)
+
+
+def test_what_is_sent_again_among_others_or_in_another_order_is_known(store: PendingStore) -> None:
+    store.append(1, values(1, 2, 3))
+    store.append(1, values(9, 3))
+    store.append(3, values(1, 8, 2))
+    assert sorted(store.load()) == sorted(values(1, 2, 3, 8, 9))
+    store.release(2)
+    assert store.load() == values(1, 2, 8)
+    store.release(5)
+    assert store.load() == []
+
+
+def test_equal_values_are_counted(store: PendingStore) -> None:
+    store.append(1, values(7, 7, 7))
+    store.append(1, values(7))
+    store.append(2, values(7))
+    store.release(2)
+    assert store.load() == values(7)
+
+
+def test_a_store_agrees_with_a_list(store: PendingStore) -> None:
+    """Channels come and go; each sends again what the one before has left, then more."""
+    chance = random.Random(5)
+    names = itertools.count()
+    left: list[bytes] = []
+    for _ in range(60):
+        assert store.load() == left
+        sent = list(left)
+        if sent:
+            store.append(1, sent)
+        released = 0
+        for _ in range(chance.randrange(12)):
+            more = [b"%d" % next(names) * chance.randrange(1, 40) for _ in range(chance.randrange(1, 5))]
+            store.append(len(sent) + 1, more)
+            sent += more
+            released = chance.randint(released, len(sent))
+            store.release(released)
+        left = sent[released:]
+    assert store.load() == left
+
+
+# ---------------------------------------------------------------------- a file
+
+
+def write_some(path: Path) -> tuple[list[bytes], int]:
+    """Values, and where the last record begins."""
+    store = FileStore(path)
+    store.append(1, values(1, 2))
+    store.append(3, values(3))
+    store.release(1)
+    before = path.stat().st_size
+    store.append(4, values(4, 5))
+    store.close()
+    return values(2, 3, 4, 5), before
+
+
+def reopened(path: Path) -> list[bytes]:
+    store = FileStore(path)
+    try:
+        return store.load()
+    finally:
+        store.close()
+
+
+def test_a_file_cut_at_any_byte_gives_back_all_whole_records(tmp_path: Path) -> None:
+    path = tmp_path / "pending"
+    store = FileStore(path)
+    ends = {path.stat().st_size: list[bytes]()}
+    kept: list[bytes] = []
+    for number in range(1, 6):
+        store.append(number, values(number))
+        kept.append(b"value %d" % number)
+        ends[path.stat().st_size] = list(kept)
+    store.release(2)
+    ends[path.stat().st_size] = kept[2:]
+    store.close()
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        expected = next((ends[end] for end in sorted(ends, reverse=True) if end <= cut), [])
+        store = FileStore(path)
+        assert store.load() == expected, cut
+        store.append(1, [*expected, b"and on"])
+        store.close()
+        assert reopened(path) == [*expected, b"and on"], cut
+
+
+def test_a_last_record_with_any_wrong_byte_is_cut_off_and_an_earlier_one_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "pending"
+    expected, last = write_some(path)
+    whole = path.read_bytes()
+    for at in range(16, len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        if at >= last:
+            assert reopened(path) == expected[:2], at
+            continue
+        with pytest.raises(BadChecksum) as caught:
+            FileStore(path)
+        assert str(path) in str(caught.value)
+        assert path.read_bytes()[at] == whole[at] ^ 0x41  # nothing was changed
+    path.write_bytes(whole)
+    assert reopened(path) == expected
+
+
+def test_a_tail_of_zeros_is_torn_and_not_damage(tmp_path: Path) -> None:
+    path = tmp_path / "pending"
+    expected, _ = write_some(path)
+    with path.open("ab") as file:
+        file.write(bytes(5_000))
+    assert reopened(path) == expected
+
+
+def test_records_inside_a_message_are_not_taken_for_records(tmp_path: Path) -> None:
+    write_some(tmp_path / "other")
+    inner = (tmp_path / "other").read_bytes()[16:]
+    path = tmp_path / "pending"
+    store = FileStore(path)
+    store.append(1, values(1))
+    store.append(2, [inner])
+    store.close()
+    assert reopened(path) == [*values(1), inner]
+    os.truncate(path, path.stat().st_size - 1)
+    assert reopened(path) == values(1)
+
+
+@pytest.mark.parametrize(
+    ("head", "error"), [(b"SQLite format 3\0 and more of it", BadMagic), (b"AvowPend\7\0\0\0salt", UnknownVersion)]
+)
+def test_a_file_of_another_kind_is_left_alone(tmp_path: Path, head: bytes, error: type[Exception]) -> None:
+    path = tmp_path / "pending"
+    path.write_bytes(head)
+    with pytest.raises(error):
+        FileStore(path)
+    assert path.read_bytes() == head
+
+
+def test_a_file_is_used_by_one_store_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "pending"
+    store = FileStore(path)
+    with pytest.raises(FolderUnusable):
+        FileStore(path)
+    store.append(1, values(1))
+    store.close()
+    assert reopened(path) == values(1)
+
+
+def test_a_file_that_is_empty_again_takes_no_space(tmp_path: Path) -> None:
+    path = tmp_path / "pending"
+    store = FileStore(path)
+    for number in range(1, 40):
+        store.append(number, [bytes(10_000)])
+        store.release(number)
+        assert path.stat().st_size < storefile.EMPTIED_FROM_BYTES + 20_000
+    store.close()
+    assert reopened(path) == []
+
+
+def test_a_file_is_rewritten_without_what_was_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storefile, "REWRITTEN_FROM_BYTES", 20_000)
+    path = tmp_path / "pending"
+    store = FileStore(path, sync=True)
+    most = 0
+    for number in range(1, 500):
+        store.append(number, [b"%06d" % number * 50])
+        store.release(number - 10)
+        most = max(most, path.stat().st_size)
+    assert most < 25_000
+    expected = [b"%06d" % number * 50 for number in range(490, 500)]
+    assert store.load() == expected
+    with pytest.raises(FolderUnusable):  # the new file is locked as the old one was
+        FileStore(path)
+    store.append(500, values(500))
+    store.release(495)
+    store.close()
+    assert reopened(path) == [*expected[6:], *values(500)]
+    assert [name.name for name in tmp_path.iterdir()] == ["pending"]
+
+
+def test_what_is_kept_out_of_order_survives_a_rewriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pending"
+    store = FileStore(path)
+    store.append(1, values(1, 2, 3, 4))
+    store.append(1, values(2, 4))
+    monkeypatch.setattr(storefile, "REWRITTEN_FROM_BYTES", 0)
+    store._file._rewrite_at = 0
+    store.release(1)
+    assert store.load() == values(1, 3, 4)
+    store.release(2)
+    store.close()
+    assert reopened(path) == values(1, 3)
+
+
+def test_a_full_disk_keeps_the_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "pending"
+    store = FileStore(path)
+    store.append(1, values(1))
+    size = path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
+        with pytest.raises(DiskFull):
+            store.append(2, [bytes(10_000)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert path.stat().st_size == size  # no half of a record is left
+    assert store.load() == values(1)
+    store.append(1, values(1, 2))
+    store.close()
+    assert reopened(path) == values(1, 2)
+
+
+WRITER = """
+import sys
+from avow.channel import storefile
+from avow.channel.stores import FileStore
+storefile.REWRITTEN_FROM_BYTES = 40_000
+store = FileStore(sys.argv[1])
+number = 0
+while True:
+    values = [b"%08d" % one * 20 for one in range(number + 1, number + 8)]
+    store.append(number + 1, values)
+    number += 7
+    store.release(number - 50)
+    sys.stdout.write(f"{number - 50} {number}\\n")
+    sys.stdout.flush()
+"""
+
+
+@pytest.mark.parametrize("lines", [3, 40, 200, 700])
+def test_what_a_killed_process_had_stored_is_there(tmp_path: Path, lines: int) -> None:
+    path = tmp_path / "pending"
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    said = [writer.stdout.readline() for _ in range(lines)][-1]
+    writer.send_signal(signal.SIGKILL)
+    rest = writer.stdout.read().splitlines()
+    writer.wait()
+    writer.stdout.close()
+    if rest and len(rest[-1].split()) == 2:
+        said = rest[-1]
+    released, appended = map(int, said.split())
+    found = [int(value[:8]) for value in reopened(path)]
+    assert found == list(range(found[0], found[-1] + 1))
+    assert max(released, 0) <= found[0] - 1 <= max(released, 0) + 7  # at most one more step was done than was said
+    assert appended <= found[-1] <= appended + 7
