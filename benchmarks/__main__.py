@@ -4,7 +4,7 @@ Figures with a disk in them are ratios within the same run (see each module). Na
 `python -m benchmarks decode storage`. `against` compares with other systems and takes options of its own:
 `python -m benchmarks against --rounds 3`. Its targets are told as reached or not and do not change the exit code.
 `channel` alone is its throughput; what it does under faults has commands of its own: `python -m benchmarks channel
-resets`, `... channel withheld`.
+resets`, `... channel withheld`. `pledges` takes options too: `... pledges --seconds 10 --rounds 5`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import against, channel, decode, simulator, storage
+from benchmarks import against, channel, decode, pledges, simulator, storage
 
 PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "decode": decode.main,
     "storage": storage.main,
     "simulator": simulator.main,
     "channel": channel.throughput,
+    "pledges": pledges.throughput,
 }
 
 
 AGAINST = "against"
 CHANNEL = "channel"
+PLEDGES = "pledges"
 
 
 def main(names: list[str]) -> int:
@@ -34,6 +36,8 @@ def main(names: list[str]) -> int:
         return against.main(names[1:])
     if names[:1] == [CHANNEL] and len(names) > 1 and names[1] not in PARTS:
         return channel.main(names[1:])
+    if names[:1] == [PLEDGES] and len(names) > 1 and names[1] not in PARTS:
+        return pledges.main(names[1:])
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         print(f"bench: there is no part {unknown[0]!r}; there are {', '.join([*PARTS, AGAINST])}", file=sys.stderr)

@@ -29,6 +29,7 @@ SUBSCRIBER_NAME_CHARS_MAX: Final = 200
 MEMBER_NAME_CHARS_MAX: Final = 200
 TRANSACTION_NAME_BYTES_MAX: Final = 200
 LANES_PER_QUEUE_MAX: Final = 1_024
+INTERNAL_QUEUE_PREFIX: Final = "avow."  # of the cluster's own queues: nobody else creates, changes or writes them
 PEERS_MAX: Final = 31
 PEER_NUMBER_MAX: Final = 65_535
 ADDRESS_CHARS_MAX: Final = 300
@@ -108,6 +109,7 @@ PLEDGE_FRESH_COUNT: Final = 16_384  # prepared here and not submitted yet: kept 
 PLEDGE_FRESH_SIZE_BYTES: Final = 4 * KIB  # larger ones are read again
 PLEDGE_ANSWER_SIZE_BYTES_MAX: Final = 1 * MIB  # of a branch; a longer one is not looked at
 TOPIC_SUBSCRIBERS_MAX: Final = 256
+PLEDGES_PER_LANE_COUNT: Final = 250_000  # in memory; beyond, the longest finished are forgotten before their time
 
 # Stores of pledges
 PLEDGE_ID_BYTES_MAX: Final = 128

@@ -17,13 +17,16 @@ from http_peer import PeerProcess, cluster, finish, serving, start, wait_until
 from avow.peer.http.routes import ROUTES
 
 TOKENS = {
-    "reader": 'rights = { "orders*" = ["read"] }',
-    "writer": 'rights = { "orders*" = ["read", "write"] }',
-    "sender": 'rights = { "orders*" = ["write"] }',
+    "reader": 'rights = { "orders*" = ["read"], "avow.pledges" = ["read"] }',
+    "writer": 'rights = { "orders*" = ["read", "write"], "avow.pledges" = ["read", "write"] }',
+    "sender": 'rights = { "orders*" = ["write"], "avow.pledges" = ["write"] }',
     "manager": 'rights = { "*" = ["read", "manage"] }',
     "root": "admin = true",
 }
-PATHS = {"open_channel": "/v1/channel?role=reader&queue=orders"}
+PATHS = {
+    "open_channel": "/v1/channel?role=reader&queue=orders",
+    "unsubscribe_topic": "/v1/topics/{topic}/subscribers?url=http://nobody",
+}
 MAY = {"open_channel": set(TOKENS) - {"sender"}}  # a role has rights of its own
 BODIES = {
     "join_peer": {"identity": "0" * 32, "link": "nowhere"},
@@ -33,6 +36,10 @@ BODIES = {
     "enqueue": {"messages": [{"value": "x"}]},
     "stage": {"messages": [{"value": "x"}]},
     "move_cursor": {},
+    "prepare_pledge": {},
+    "submit_pledge": {"branches": [{"url": "queue://orders"}]},
+    "stop_pledge": {},
+    "subscribe_topic": {"url": "queue://orders"},
 }
 
 
@@ -90,7 +97,7 @@ def test_health_and_readiness_are_for_everybody(peer: PeerProcess) -> None:
 def test_every_other_call_needs_a_token_with_the_right(peer: PeerProcess, route: object) -> None:
     assert isinstance(route, type(ROUTES[0]))
     path = PATHS.get(route.operation, route.path).format(
-        queue="orders", number=77, txn="t", lane=0, version=1, name="n", write_id="0" * 32
+        queue="orders", number=77, txn="t", lane=0, version=1, name="n", write_id="0" * 32, gid="g", topic="t"
     )
     body = BODIES.get(route.operation)
     for token in (None, "wrong"):
@@ -120,6 +127,52 @@ def test_rights_are_for_the_queues_they_name(peer: PeerProcess) -> None:
     assert {queue["name"] for queue in listed} <= {"orders", "orders.made"}
     lanes = peer.ask("GET", "/v1/cluster", token="secret-reader").json["lanes"]
     assert "invoices" not in {lane["queue"] for lane in lanes}
+
+
+def test_a_branch_that_writes_to_a_queue_needs_the_right_to_write_to_it(peer: PeerProcess) -> None:
+    body = {"branches": [{"url": "queue://invoices"}]}
+    for path in ("/v1/pledges/mine/submit", "/v1/pledges/mine/prepare"):
+        answer = peer.ask("POST", path, {**body, "checkback": "http://nobody"}, token="secret-writer")
+        assert (answer.status, answer.code) == (403, "FORBIDDEN")
+    answer = peer.ask("POST", "/v1/topics/t2/subscribers", {"url": "queue://invoices"}, token="secret-writer")
+    assert answer.status == 403
+    assert peer.ask("GET", "/v1/pledges/mine", token="secret-root").status == 404
+    dtm = {"gid": "mine", "trans_type": "msg", "steps": [{"action": "queue://invoices"}], "payloads": ["{}"]}
+    answer = peer.ask("POST", "/api/dtmsvr/submit", dtm, token="secret-writer")
+    assert (answer.status, answer.json["dtm_result"]) == (409, "FAILURE")
+    assert peer.ask("POST", "/api/dtmsvr/submit", dtm, token="secret-reader").status == 403
+    assert peer.ask("POST", "/api/dtmsvr/submit", dtm).status == 401
+    assert peer.ask("GET", "/api/dtmsvr/version").status == 401
+    assert peer.ask("GET", "/api/ping").status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/queues", {"name": "avow.mine"}),
+        ("POST", "/v1/queues/avow.pledges/messages", {"messages": [{"value": "x"}]}),
+        ("POST", "/v1/queues/avow.pledges/trim", {"upto_version": 1}),
+        ("PATCH", "/v1/queues/avow.pledges", {"retention": {}}),
+        ("DELETE", "/v1/queues/avow.pledges", None),
+        ("POST", "/v1/queues/avow.pledges/transactions/t/messages", {"messages": [{"value": "x"}]}),
+        ("PUT", "/v1/queues/avow.pledges/subscribers/s", {"hold": True}),
+        ("GET", "/v1/channel?role=producer&queue=avow.pledges", None),
+        ("GET", "/v1/channel?role=subscriber&subscriber=s&queue=avow.pledges", None),
+    ],
+)
+def test_nobody_changes_the_clusters_own_queues(peer: PeerProcess, method: str, path: str, body: object) -> None:
+    peer.ask("POST", "/v1/pledges/own/submit", {"branches": [{"url": ""}]}, token="secret-root")
+    answer = peer.ask(method, path, body, token="secret-root")
+    assert (answer.status, answer.code) == (403, "FORBIDDEN")
+
+
+def test_the_clusters_own_queues_are_listed_when_asked_for(peer: PeerProcess) -> None:
+    assert peer.ask("POST", "/v1/pledges/own/submit", {"branches": [{"url": ""}]}, token="secret-root").status == 200
+    listed = [
+        {queue["name"] for queue in peer.ask("GET", f"/v1/queues{asked}", token="secret-root").json["queues"]}
+        for asked in ("", "?internal=true")
+    ]
+    assert listed[1] - listed[0] == {"avow.pledges"}
 
 
 def test_a_queue_is_created_only_under_a_name_the_token_may_manage(tmp_path: Path) -> None:

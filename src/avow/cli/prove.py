@@ -18,10 +18,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from avow.cli.prove_pledges import RUNS, prove_pledges_command
 from avow.errors import AvowError
 from avow.testing.prove.campaign import Options, Progress, prove
 from avow.testing.prove.faults import KINDS
 from avow.testing.prove.verdict import Verdict
+from avow.testing.prove_pledges.runs import DATABASES, STORES
 
 FINDINGS_SHOWN = 10
 PLAIN_LINE_S = 10.0
@@ -52,6 +54,12 @@ def prove_command(
     folder: Annotated[Path | None, typer.Option(help="Where to put data, history and verdict; kept.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the campaign over time: a .html or .png file.")] = None,
+    pledges: Annotated[
+        bool, typer.Option("--pledges", help="Pledges instead: kill services and coordinators at every step.")
+    ] = False,
+    runs: Annotated[int, typer.Option(min=1, help="With --pledges: how many kills.")] = RUNS,
+    store: Annotated[str, typer.Option(help=f"With --pledges: {', '.join(STORES)}, with commas between.")] = "all",
+    database: Annotated[str, typer.Option(help=f"With --pledges: of the service: {', '.join(DATABASES)}.")] = "all",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run real peers under load, break them, heal them, and check the whole history of every client.
@@ -59,7 +67,14 @@ def prove_command(
     Peers are killed with -9, paused, cut off, slowed, filled up, damaged on disk, added and removed. Then it is checked
     that nothing acknowledged is lost, doubled or moved, that nothing came from nowhere, expected cursors, real time,
     monotonic reads, whole transactions, and that all peers agree. Exit code 0: held, 1: violated, 2: could not run.
+
+    With --pledges a service and its coordinator are killed at every step of prepare, work, commit, submit and branch;
+    then it is checked that what was pledged is delivered if and only if it was committed, each branch once.
     """
+    if pledges:
+        prove_pledges_command(
+            runs=runs, seed=seed, store=store, database=database, folder=folder, keep=keep, as_json=as_json
+        )
     options = Options(
         seconds=minutes * 60,
         peers=peers,

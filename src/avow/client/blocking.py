@@ -16,16 +16,18 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from avow import limits
 from avow.client.batching import Headers
 from avow.client.blocking_channels import BlockingBatch, BlockingProducer, BlockingSubscription
+from avow.client.blocking_pledge import BlockingPledge
 from avow.client.client import TIMEOUT_S, Client, connect
 from avow.client.cluster import PeerInfo
 from avow.client.loop_thread import LoopThread
 from avow.client.metadata import Level, QueueInfo, Retention, Strategy, SubscriberInfo
 from avow.client.outcomes import Done
+from avow.client.pledge_draft import PledgeOptions
 from avow.client.queue import After, Queue
 from avow.client.reading import READ_SIZE_BYTES, ReadBatch, StoredMessage
 from avow.client.transaction import DEADLINE_S, Transaction
@@ -114,6 +116,10 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
     ) -> BlockingSubscription:
         """As `Client.subscribe`: `for batch in client.subscribe("orders", "billing")`, and `batch.commit()`."""
         return BlockingSubscription(self._thread, self._client.subscribe(queue, subscriber, member=member, from_=from_))
+
+    def pledge(self, gid: str | None = None, **options: Unpack[PledgeOptions]) -> BlockingPledge:
+        """As `Client.pledge`: `with client.pledge().call(...).transaction(engine, checkback=...) as connection`."""
+        return BlockingPledge(self._thread, self._client.pledge(gid, **options))
 
     def status(self) -> dict[str, Any]:
         return self._thread.run(self._client.status())

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import msgspec
 
@@ -23,6 +23,8 @@ from avow.client.cluster import Cluster, PeerInfo
 from avow.client.links import parse_address
 from avow.client.metadata import QueueInfo, Retention, Strategy, path_of, queue_path, read_queue, read_queues
 from avow.client.observer import Event, observed
+from avow.client.pledge import Options, Pledge
+from avow.client.pledge_draft import PledgeOptions
 from avow.client.producer import Producer
 from avow.client.queue import Queue
 from avow.client.saved import Store
@@ -156,6 +158,15 @@ class Client:
         return await open_somewhere(
             self._cluster, lambda link: open_at(self._cluster, link, given, bounds=bounds), deadline=deadline
         )
+
+    # ------------------------------------------------------------------- pledges
+
+    def pledge(self, gid: str | None = None, **options: Unpack[PledgeOptions]) -> Pledge:
+        """A message that is delivered if and only if a transaction commits; see `avow.client.pledge`.
+
+        `gid`: an id of your own, for a request that may be repeated; it stands for one content for ever.
+        """
+        return Pledge(self._cluster, gid, Options(**options))
 
     # --------------------------------------------------------------------- peers
 

@@ -154,7 +154,7 @@ def load_tokens(settings: Settings) -> Tokens:
 
 def check_exposure(settings: Settings) -> None:
     """Refuse what would let a stranger in. Raises InvalidRequest that says which setting to change."""
-    for name in ("listen",):
+    for name in ("listen", *(("grpc_listen",) if settings.grpc_listen else ())):
         where = getattr(settings, name)
         if not is_loopback(address(where, name=name)[0]) and not settings.tokens:
             raise InvalidRequest(

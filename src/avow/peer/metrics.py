@@ -80,15 +80,30 @@ FIGURES: Final = (
     Figure("avow_channels_refused", "counter", "channels that did not begin"),
     Figure("avow_channel_messages_received", "counter", "messages of channels that came from clients"),
     Figure("avow_channel_messages_pushed", "counter", "messages of channels that went to clients"),
+    Figure("avow_pledge_requests", "counter", "requests about pledges", ("request",)),
+    Figure("avow_pledge_calls", "counter", "branches and checkbacks that were called", ("outcome",)),
+    Figure("avow_pledge_calls_in_flight", "gauge", "calls under way"),
+    Figure("avow_pledge_calls_waiting", "gauge", "calls that wait for a free place at their endpoint"),
+    Figure("avow_pledge_endpoints_closed", "gauge", "endpoints that are not reached and only probed"),
+    Figure("avow_pledges_in_hand", "gauge", "pledges this peer works on"),
+    Figure("avow_pledges_parked", "gauge", "pledges that wait for a closed or crowded endpoint"),
+    Figure("avow_pledges_ended", "counter", "pledges that ended here", ("status",)),
+    Figure("avow_pledges_stored", "gauge", "pledges in the lanes of this peer; 0 with another store"),
+    Figure("avow_pledge_alerts", "counter", "alerts for the webhook", ("outcome",)),
+    Figure("avow_pledge_store_errors", "counter", "operations that the store of pledges refused or left unknown"),
 )
 
 
 class Metrics(Collector):
     def __init__(
-        self, peer: Peer, http: Callable[[], Mapping[str, int]], channels: Callable[[], Mapping[str, Any]]
+        self,
+        peer: Peer,
+        http: Callable[[], Mapping[str, int]],
+        channels: Callable[[], Mapping[str, Any]],
+        pledges: Callable[[], Mapping[str, int]],
     ) -> None:
         self._peer = peer
-        self._http, self._channels = http, channels
+        self._http, self._channels, self._pledges = http, channels, pledges
         self._began = time.monotonic()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -115,7 +130,7 @@ class Metrics(Collector):
         found = {**self._of_peer(told), **self._of_links(told["links"]), **_of_storage(told["storage"])}
         found |= {f"avow_lane_{name}": _by_lane(views, value) for name, value in _LANE_VALUES.items()}
         found |= {f"avow_http_{name}": [((), value)] for name, value in self._http().items()}
-        return found | _of_channels(self._channels())
+        return found | _of_channels(self._channels()) | _of_pledges(self._pledges())
 
     def _of_peer(self, told: dict[str, Any]) -> dict[str, Samples]:
         peer, node = self._peer, self._peer.node
@@ -159,6 +174,30 @@ def _of_channels(told: Mapping[str, Any]) -> dict[str, Samples]:
         **{f"avow_channels_{name}": [((), told[name])] for name in names},
         "avow_channel_messages_received": [((), told["messages_received"])],
         "avow_channel_messages_pushed": [((), told["messages_pushed"])],
+    }
+
+
+def _of_pledges(told: Mapping[str, int]) -> dict[str, Samples]:
+    """Nothing is told of them before the first."""
+
+    def one(name: str) -> Samples:
+        return [((), told.get(name, 0))]
+
+    def each(prefix: str, *names: str) -> Samples:
+        return [((name,), told.get(prefix + name, 0)) for name in names]
+
+    return {
+        "avow_pledge_requests": each("requests_", "prepare", "submit", "abort", "stop", "retry", "redrive"),
+        "avow_pledge_calls": each("", "delivered", "not_delivered", "checkbacks"),
+        "avow_pledge_calls_in_flight": one("calls_in_flight"),
+        "avow_pledge_calls_waiting": one("calls_waiting"),
+        "avow_pledge_endpoints_closed": one("endpoints_closed"),
+        "avow_pledges_in_hand": one("in_hand"),
+        "avow_pledges_parked": one("pledges_parked"),
+        "avow_pledges_ended": each("ended_", "succeeded", "failed", "dead"),
+        "avow_pledges_stored": one("store_pledges"),
+        "avow_pledge_alerts": each("alerts_", "told", "dropped"),
+        "avow_pledge_store_errors": one("store_errors"),
     }
 
 

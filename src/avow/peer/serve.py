@@ -92,6 +92,8 @@ async def _serve(settings: Settings) -> int:
         link = await links.listen(*address(settings.peer_listen, name="peer_listen"))
         api = await server.start()
         told = _introduce(peer, settings, link=link, api=api)
+        if server.grpc_port:
+            told["grpc"] = address_text(settings.advertise or api[0], server.grpc_port)
         gc.collect()
         gc.freeze()
         sys.stdout.write(json.dumps(told) + "\n")

@@ -20,6 +20,7 @@ from avow.errors import InvalidRequest
 from avow.limits import BATCH_SIZE_BYTES_MAX, MIB, PEER_NUMBER_MAX, PEERS_MAX
 
 ENVIRONMENT_PREFIX: Final = "AVOW_"
+_DAY_S: Final = 24 * 3600.0
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
@@ -42,6 +43,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     request_bytes_max: Annotated[int, Meta(ge=1024, le=64 * MIB)] = BATCH_SIZE_BYTES_MAX + MIB
     channels_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     channel_window_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    pledge_store: str = "lane"
+    pledge_timeout_s: Annotated[float, Meta(gt=0, le=_DAY_S)] = 35.0
+    pledge_retry_s: Annotated[float, Meta(gt=0, le=_DAY_S)] = 10.0
+    pledge_dead_s: Annotated[float, Meta(ge=0, le=3650 * _DAY_S)] = 7 * _DAY_S
+    pledge_keep_s: Annotated[float, Meta(gt=0, le=3650 * _DAY_S)] = _DAY_S
+    pledge_alert: str = ""
+    grpc_listen: str = ""
     log: LogLevel = "info"
 
 
@@ -62,6 +70,13 @@ DESCRIPTIONS: Final[Mapping[str, str]] = {
     "request_bytes_max": "largest request body; a larger one is answered TOO_LARGE",
     "channels_max": "channels at a time, also those that wait for their client; one more is refused with BUSY",
     "channel_window_s": "how long a channel without a connection waits for its client to come back",
+    "pledge_store": "where pledges live: lane (this cluster), sqlite:PATH, postgresql://..., mysql://... or redis://...",
+    "pledge_timeout_s": "a pledge prepared for so long is asked about at its checkback, unless it says otherwise",
+    "pledge_retry_s": "before a delivery that failed is repeated for the first time, unless the pledge says otherwise",
+    "pledge_dead_s": "a delivery that only failed for so long is given up: the pledge is dead; 0: never",
+    "pledge_keep_s": "how long a finished pledge is remembered, and its gid with it",
+    "pledge_alert": "URL that is told of pledges that keep failing, and of dead ones; empty: nobody is",
+    "grpc_listen": "host:port of dtm's API over gRPC; empty: it is not served",
     "log": "debug, info, warning or error, to stderr",
 }
 
@@ -86,7 +101,7 @@ def load(flags: Mapping[str, Any], *, environment: Mapping[str, str], config: Pa
             raise InvalidRequest(f"setting {name} ({sources[name]}): {cause}; {DESCRIPTIONS[name]}") from cause
     settings = Settings(**values)
     founders_of(settings)
-    for name in ("listen", "peer_listen"):
+    for name in ("listen", "peer_listen", *(("grpc_listen",) if settings.grpc_listen else ())):
         address(getattr(settings, name), name=name)
     return settings
 

@@ -6,9 +6,9 @@ from avow.errors import InvalidRequest
 from avow.peer.settings import DESCRIPTIONS, Settings, address, address_text, founders_of, load
 
 
-def test_there_are_at_most_seventeen_settings_and_each_is_described() -> None:
+def test_there_are_at_most_twenty_four_settings_and_each_is_described() -> None:
     assert tuple(DESCRIPTIONS) == Settings.__struct_fields__
-    assert len(DESCRIPTIONS) <= 17
+    assert len(DESCRIPTIONS) <= 24
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -27,6 +27,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path)
         ({"log": "loud"}, "setting log"),
         ({"channels_max": "0"}, "setting channels_max"),
         ({"channel_window_s": "0"}, "setting channel_window_s"),
+        ({"pledge_retry_s": "0"}, "setting pledge_retry_s"),
+        ({"grpc_listen": "nowhere"}, "grpc_listen is host:port"),
         ({"colour": "blue"}, "no setting 'colour'"),
         ({"founders": "1=127.0.0.1:1,1=127.0.0.1:2"}, "each number once"),
         ({"founders": "2=127.0.0.1:1"}, "number 1 is not among the founders"),

@@ -24,7 +24,7 @@ from avow.peer.channels.following import Reader
 from avow.peer.channels.observing import Observer
 from avow.peer.channels.producing import JsonProducer, RecordsProducer
 from avow.peer.channels.subscribing import Subscriber
-from avow.peer.http.handlers_queues import check_name
+from avow.peer.http.handlers_queues import check_name, check_not_internal
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
@@ -75,6 +75,8 @@ def opening_of(api: Api, token: Token, asked: ChannelParameters) -> Opening:
     """Raises what the request is to be answered with."""
     for right in RIGHTS[asked.role]:
         token.check(right, asked.queue)
+    if "write" in RIGHTS[asked.role]:
+        check_not_internal(asked.queue)
     _check_parameters(asked)
     queue = api.queue(asked.queue)
     api.check_held(queue)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from avow.errors import InvalidRequest, NotCoordinator, Offline, Trimmed, UnknownQueue
+from avow.errors import Forbidden, InvalidRequest, NotCoordinator, Offline, Trimmed, UnknownQueue
+from avow.limits import INTERNAL_QUEUE_PREFIX
 from avow.peer.access import Token, Tokens, token_in
 from avow.peer.answers import LOST, Answer, Done, Stored
 from avow.peer.http.dispatch import Call, Dispatcher, media_type, negotiate, not_acceptable, unsupported
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from avow.peer.http.listener import Listener
     from avow.peer.metrics import Metrics
     from avow.peer.node import Node
+    from avow.peer.pledges.dtm_http import DtmHttp
+    from avow.peer.pledges.service import Pledges
     from avow.peer.process import Peer
 
 Handler: TypeAlias = Callable[["Api", Exchange, Any, Any], Coroutine[Any, Any, None] | None]
 
 _ANYTHING: Final = b"*/*"
+_DTM: Final = b"/api/"
+_CHANGING: Final = ("write", "manage")
 _USUAL: Final = {BATCH.encode(): BATCH, JSON.encode(): JSON}  # what needs no parsing
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -52,10 +57,12 @@ class Api:
     def __init__(self, peer: Peer, tokens: Tokens, handlers: Mapping[str, Handler]) -> None:
         self.peer = peer
         self.tokens = tokens
-        self.listener: Listener  # this and the next three are given to it by the server
+        self.listener: Listener  # this and the next five are given to it by the server
         self.metrics: Metrics
         self.channels: Channels
         self.webchannels: WebChannels
+        self.pledges: Pledges
+        self.dtm: DtmHttp
         self._dispatcher = Dispatcher()
         self._handlers = {route.operation: handlers[route.operation] for route in ROUTES}
         self._decoders = {
@@ -69,6 +76,9 @@ class Api:
     # ------------------------------------------------------------------ requests
 
     def handle(self, exchange: Exchange) -> None:
+        if exchange.url.startswith(_DTM):
+            self.dtm.handle(exchange)
+            return
         call = self._dispatcher.find(exchange.method, exchange.url)
         if not isinstance(call, Call):
             exchange.reply(call)
@@ -80,6 +90,8 @@ class Api:
             token = self.token(exchange)
             if route.right:
                 token.check(route.right, call.queue)  # type: ignore[arg-type]
+                if call.queue.startswith(INTERNAL_QUEUE_PREFIX) and not route.queue and route.right in _CHANGING:
+                    raise Forbidden(f"queue {call.queue!r} is the cluster's own and not changed from outside")
         accept = headers.get(b"accept", _ANYTHING)
         if accept != _ANYTHING and negotiate(accept, route.answer_types) is None:
             exchange.reply(not_acceptable(route))

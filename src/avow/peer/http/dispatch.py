@@ -38,7 +38,9 @@ class Call(Struct, frozen=True):
 
 class Dispatcher:
     def __init__(self, routes: Sequence[Route] = ROUTES) -> None:
-        self._patterns = [(re.compile(_pattern(route.path)), route) for route in routes]
+        self._patterns: dict[str, list[tuple[re.Pattern[str], Route]]] = {}  # by the first two parts of the path
+        for route in routes:
+            self._patterns.setdefault(_head(route.path), []).append((re.compile(_pattern(route.path)), route))
         self._known: dict[tuple[bytes, bytes], Call] = {}
 
     def find(self, method: bytes, url: bytes) -> Call | Reply:
@@ -46,7 +48,7 @@ class Dispatcher:
         if known is not None:
             return known
         found = self._find(method, url)
-        if isinstance(found, Call) and len(url) <= _REMEMBERED_SIZE_BYTES_MAX and not found.route.raw:
+        if isinstance(found, Call) and len(url) <= _REMEMBERED_SIZE_BYTES_MAX and _comes_again(found.route):
             if len(self._known) >= _REMEMBERED_MAX:
                 self._known.clear()
             self._known[method, url] = found
@@ -54,7 +56,8 @@ class Dispatcher:
 
     def _find(self, method: bytes, url: bytes) -> Call | Reply:
         path, query = _split(url)
-        matches = [(route, match) for pattern, route in self._patterns if (match := pattern.fullmatch(path))]
+        near = self._patterns.get(_head(path), ())
+        matches = [(route, match) for pattern, route in near if (match := pattern.fullmatch(path))]
         if not matches:
             return reply_of(InvalidRequest(f"there is nothing at {path[:200]!r}; see /v1/openapi.json"), status=404)
         wanted = "GET" if method == b"HEAD" else method.decode("latin-1")
@@ -64,6 +67,16 @@ class Dispatcher:
                     return Call(route, route.parameters(), "", route.waits)
                 return _parsed(route, match.groupdict(), query)
         return _wrong_method(method, [route.method for route, _ in matches])
+
+
+def _comes_again(route: Route) -> bool:
+    """A pledge has a URL of its own, and is asked for a few times."""
+    return not route.raw and not route.queue
+
+
+def _head(path: str) -> str:
+    """/v1/queues of /v1/queues/q/messages. No path has a name in it so early."""
+    return "/".join(path.split("/", 3)[:3])
 
 
 def _pattern(path: str) -> str:
@@ -99,7 +112,7 @@ def _parsed(route: Route, in_path: dict[str, str], query: str) -> Call | Reply:
         values[name] = text
     try:
         parameters = msgspec.convert(values, route.parameters, strict=False)
-        return Call(route, parameters, getattr(parameters, "queue", ""), route.waits)
+        return Call(route, parameters, getattr(parameters, "queue", route.queue), route.waits)
     except msgspec.ValidationError as cause:
         return reply_of(InvalidRequest(f"a parameter is not what it should be: {cause}; nothing was done"))
 

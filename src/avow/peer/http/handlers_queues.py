@@ -13,7 +13,8 @@ import asyncio
 import os
 from typing import Final
 
-from avow.errors import InvalidRequest
+from avow.errors import Forbidden, InvalidRequest
+from avow.limits import INTERNAL_QUEUE_PREFIX
 from avow.peer.answers import Done
 from avow.peer.http import shapes
 from avow.peer.http.api import Api
@@ -28,14 +29,17 @@ _WRITABLE_EVERY_S: Final = 0.02
 _WRITABLE_TRIES: Final = 100
 
 
-def list_queues(api: Api, exchange: Exchange, asked: shapes.NoParameters, content: None) -> None:  # noqa: ARG001
+def list_queues(api: Api, exchange: Exchange, asked: shapes.ListParameters, content: None) -> None:  # noqa: ARG001
     token = api.token(exchange)
     queues = [queue for queue in api.node.metadata.state.queues() if token.may("read", queue.name)]
+    if not asked.internal:
+        queues = [queue for queue in queues if not queue.name.startswith(INTERNAL_QUEUE_PREFIX)]
     api.answer(exchange, shapes.Queues([view(api, queue) for queue in queues]))
 
 
 async def create_queue(api: Api, exchange: Exchange, asked: shapes.NoParameters, content: shapes.NewQueue) -> None:  # noqa: ARG001
     check_name("queue", content.name)
+    check_not_internal(content.name)
     api.token(exchange).check("manage", content.name)
     _check_new(api, content)
     existed = content.name in api.node.metadata.state.catalog.by_name
@@ -106,6 +110,15 @@ def check_name(what: str, name: str) -> None:
     if not name.isprintable() or name != name.strip() or name in (".", ".."):
         raise InvalidRequest(
             f"the name of a {what} has visible characters, and spaces only inside; not {name[:200]!r}. Nothing was done"
+        )
+
+
+def check_not_internal(name: str) -> None:
+    """Raises Forbidden."""
+    if name.startswith(INTERNAL_QUEUE_PREFIX):
+        raise Forbidden(
+            f"queues whose name begins with {INTERNAL_QUEUE_PREFIX!r} are the cluster's own: they are not created, "
+            "changed or written from outside. Nothing was done"
         )
 
 

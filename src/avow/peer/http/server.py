@@ -30,6 +30,10 @@ from avow.peer.http import (
 from avow.peer.http.api import Api, Handler
 from avow.peer.http.listener import Listener, Patience
 from avow.peer.metrics import Metrics
+from avow.peer.pledges import handlers as pledge_handlers
+from avow.peer.pledges.dtm_grpc import DtmGrpc
+from avow.peer.pledges.dtm_http import DtmHttp
+from avow.peer.pledges.service import Pledges
 from avow.peer.settings import Settings, address
 
 if TYPE_CHECKING:
@@ -67,6 +71,21 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "channel_module": channel_handlers.channel_module,
     "channel_types": channel_handlers.channel_types,
     "webchannel_module": channel_handlers.webchannel_module,
+    "prepare_pledge": pledge_handlers.prepare_pledge,
+    "submit_pledge": pledge_handlers.submit_pledge,
+    "abort_pledge": pledge_handlers.abort_pledge,
+    "list_pledges": pledge_handlers.list_pledges,
+    "show_pledge": pledge_handlers.show_pledge,
+    "retry_pledge": pledge_handlers.retry_pledge,
+    "redrive_pledge": pledge_handlers.redrive_pledge,
+    "stop_pledge": pledge_handlers.stop_pledge,
+    "retry_pledges": pledge_handlers.retry_pledges,
+    "redrive_pledges": pledge_handlers.redrive_pledges,
+    "list_topics": pledge_handlers.list_topics,
+    "show_topic": pledge_handlers.show_topic,
+    "subscribe_topic": pledge_handlers.subscribe_topic,
+    "unsubscribe_topic": pledge_handlers.unsubscribe_topic,
+    "remove_topic": pledge_handlers.remove_topic,
 }
 
 
@@ -80,6 +99,7 @@ class HttpServer:
         self, peer: Peer, settings: Settings, *, tls: ssl.SSLContext | None = None, patience: Patience | None = None
     ) -> None:
         self._address = address(settings.listen, name="listen")
+        self.grpc_port = 0  # 0: dtm's API is not served over gRPC
         self.api = Api(peer, load_tokens(settings), HANDLERS)
         self.listener = Listener(
             self.api.handle,
@@ -93,15 +113,25 @@ class HttpServer:
         self.channels = Channels(peer, channels_max=settings.channels_max, window_s=settings.channel_window_s)
         self.api.channels = self.channels
         self.api.webchannels = self._webchannels = WebChannels(partial(channel_handlers.open_user, self.api))
-        self.api.metrics = Metrics(peer, self.listener.statistics, self.channels.statistics)
+        self.pledges = self.api.pledges = Pledges(peer, settings)
+        self.api.dtm = DtmHttp(self.api, self.pledges)
+        self._grpc = DtmGrpc(self.api.dtm.dtm, self.api.tokens, self.pledges.figures) if settings.grpc_listen else None
+        self._settings = settings
+        self.api.metrics = Metrics(peer, self.listener.statistics, self.channels.statistics, self.pledges.statistics)
 
     async def start(self) -> tuple[str, int]:
+        await self.pledges.start()
+        if self._grpc is not None:
+            self.grpc_port = await self._grpc.start(self._settings)
         return await self.listener.start(*self._address)
 
     async def stop(self) -> None:
         await self.channels.close()
         self._webchannels.stop()
+        if self._grpc is not None:
+            await self._grpc.stop()
         await self.listener.stop()
+        await self.pledges.stop()
 
     def statistics(self) -> dict[str, int]:
         return self.listener.statistics()

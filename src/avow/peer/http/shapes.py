@@ -41,6 +41,12 @@ class PeerParameters(Struct, frozen=True, kw_only=True):
     number: PeerNumber
 
 
+class ListParameters(Struct, frozen=True, kw_only=True):
+    """`internal`: also the cluster's own queues."""
+
+    internal: bool = False
+
+
 class QueueParameters(Struct, frozen=True, kw_only=True):
     queue: QueueName
 

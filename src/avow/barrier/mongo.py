@@ -1,0 +1,141 @@
+"""The barrier on MongoDB: pymongo, with a replica set, because it needs transactions.
+
+    with client.start_session() as session:
+        with session.start_transaction(write_concern=MAJORITY):
+            Barrier(gid).insert(session)                 then your work, with session=session
+    check_back(client, gid)                              in the checkback's handler
+    if Barrier.from_query(query).once(session): ...      in a branch's handler, inside your transaction
+
+Database dtm_barrier, collection barrier, in dtm's layout. Two transactions that insert the same key: the second gets a
+write conflict at once, it does not wait. For a checkback that means ONGOING after a few attempts; the driver's error
+(112, WriteConflict) comes through to everybody else, and the transaction is to be run again from its beginning.
+
+A duplicate key ends a MongoDB transaction, so the row is looked for before it is inserted.
+
+Nothing is ever cleaned up here: no TTL index may be put on this collection (see cleaning.py).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pymongo import ASCENDING, MongoClient
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+from pymongo.errors import DuplicateKeyError, OperationFailure
+from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import ReadPreference
+from pymongo.write_concern import WriteConcern
+
+from avow.barrier.key import COMMITTED, LOCK_TIMEOUT_S, ROLLED_BACK, Call, Key, Question, Verdict, verdict_of
+from avow.errors import AlreadyDecided, AlreadyExists, InvalidRequest
+
+Document = dict[str, Any]
+MAJORITY: Final = WriteConcern("majority")
+DATABASE: Final = "dtm_barrier"
+COLLECTION: Final = "barrier"
+
+_KEY: Final = ("gid", "branch_id", "op", "barrier_id")
+_WRITE_CONFLICT: Final = 112
+_PAUSE_S: Final = 0.02
+
+
+class Barrier(Call):
+    def insert(self, session: ClientSession) -> None:
+        """In the transaction of this session. Refused: abort it."""
+        key = self.key_to_commit()
+        found = _find(rows_of(session.client), key, session=session)
+        if found == ROLLED_BACK:
+            raise AlreadyDecided(
+                f"a checkback has declared {key.gid} rolled back before its transaction began; nothing was written. "
+                "Abort, and prepare a new pledge"
+            )
+        if found:
+            raise AlreadyExists(
+                f"a transaction of {key.gid} has committed before; nothing was written by this one. Abort"
+            )
+        self._write(session, key, COMMITTED)
+
+    def once(self, session: ClientSession) -> bool:
+        """In the transaction of this session. False: a delivery before this one has done the work."""
+        key = self.next_key()
+        if _find(rows_of(session.client), key, session=session):
+            return False
+        self._write(session, key, key.op)
+        return True
+
+    def _write(self, session: ClientSession, key: Key, reason: str) -> None:
+        if not session.in_transaction:
+            raise InvalidRequest(
+                "the session is in no transaction, so the barrier row would not share its fate with your work; nothing "
+                "was written. Call start_transaction first"
+            )
+        rows_of(session.client).insert_one(document_of(key, reason), session=session)
+
+    def check_back(self, client: MongoClient[Document], *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Verdict:
+        key, until = self.own_key(), time.monotonic() + lock_timeout_s
+        while True:
+            reason = _find(rows_of(client), key) or _bury(client, key)
+            if reason:
+                return verdict_of(reason)
+            if time.monotonic() >= until:
+                return Verdict.ONGOING
+            time.sleep(_PAUSE_S * random.uniform(0.5, 1.5))
+
+
+def check_back(client: MongoClient[Document], gid: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Verdict:
+    return Barrier(gid).check_back(client, lock_timeout_s=lock_timeout_s)
+
+
+def checkback(
+    client: MongoClient[Document], *, lock_timeout_s: float = LOCK_TIMEOUT_S
+) -> Callable[[Question], Verdict]:
+    """For the routes in avow.barrier.web."""
+    return lambda question: check_back(client, question.gid, lock_timeout_s=lock_timeout_s)
+
+
+def create_collection(client: MongoClient[Document]) -> None:
+    """And its unique key: without that nothing here holds."""
+    rows_of(client).create_index([(name, ASCENDING) for name in _KEY], unique=True)
+
+
+def rows_of(client: MongoClient[Document]) -> Collection[Document]:
+    """Reads what a majority has, from the primary: a verdict outlives the loss of any one server."""
+    return client[DATABASE].get_collection(
+        COLLECTION,
+        read_concern=ReadConcern("majority"),
+        write_concern=MAJORITY,
+        read_preference=ReadPreference.PRIMARY,
+    )
+
+
+def document_of(key: Key, reason: str) -> Document:
+    return {**key.columns(reason), "create_time": datetime.now(UTC)}
+
+
+def query_of(key: Key) -> Mapping[str, str]:
+    return dict(zip(_KEY, key.exact(), strict=True))
+
+
+def _find(rows: Collection[Document], key: Key, *, session: ClientSession | None = None) -> str:
+    found = rows.find_one(query_of(key), session=session)
+    return str(found["reason"]) if found else ""
+
+
+def _bury(client: MongoClient[Document], key: Key) -> str:
+    """Insert the tombstone, in a transaction: one that would have to wait fails at once. Empty: try again."""
+    with client.start_session() as session:
+        try:
+            with session.start_transaction(write_concern=MAJORITY):
+                rows_of(client).insert_one(document_of(key, ROLLED_BACK), session=session)
+        except DuplicateKeyError:
+            return ""
+        except OperationFailure as error:
+            if error.code != _WRITE_CONFLICT:
+                raise
+            return ""
+    return ROLLED_BACK

@@ -1,0 +1,274 @@
+"""`avow pledge`: list, show, retry, redrive, stop, topics. What a coordinator did, as a table or a timeline."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from avow.cli.api import Api, path_of
+from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, TokenOption
+from avow.cli.show import console, duration_text, number, parsed_duration, plain, plural, print_json, table
+from avow.errors import InvalidRequest
+
+app = typer.Typer(
+    help="Messages that depend on a transaction: list, show, retry, redrive, stop, topics.", no_args_is_help=True
+)
+
+GidArgument = Annotated[str, typer.Argument(metavar="GID", show_default=False)]
+SomeGidArgument = Annotated[str, typer.Argument(metavar="[GID]", show_default=False)]
+AllOption = Annotated[bool, typer.Option("--all", help="All of them, instead of one.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="No more than so many.")]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", show_default=False)]
+
+CHECKBACK: Final = "00"
+ERROR_CHARS: Final = 60
+
+
+@app.command("list")
+def list_pledges(
+    status: Annotated[
+        str, typer.Option("--status", metavar="NAME,...", help="prepared, submitted, succeeded, failed, dead.")
+    ] = "",
+    since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Created in the last 90s, 12h, 7d.")] = "",
+    before: Annotated[str, typer.Option("--before", metavar="DURATION", help="Created longer ago than that.")] = "",
+    limit: LimitOption = 20,
+    position: Annotated[str, typer.Option("--position", help="Where the page before ended.")] = "",
+    as_json: JsonOption = False,
+    api: ApiOption = DEFAULT_API,
+    token: TokenOption = "",
+    ca: CaOption = "",
+) -> None:
+    """List pledges, the newest first."""
+    query = {
+        "status": status or None,
+        "created_from_ms": _ago_ms(since),
+        "created_to_ms": _ago_ms(before),
+        "limit": limit,
+        "position": position or None,
+    }
+    found = Api(api, token=token, ca=ca).get(path_of("pledges", query=query))
+    if as_json:
+        print_json(found)
+        return
+    rows = [_row(pledge) for pledge in found["pledges"]]
+    columns = ("gid", "status", "delivery", "age", "delivered", ">attempts", "last error")
+    console().print(table("", *columns, rows=rows, empty="no pledges"))
+    if found["next_position"]:
+        typer.echo(f"more: --position {found['next_position']}")
+
+
+@app.command()
+def show(
+    gid: GidArgument,
+    as_json: JsonOption = False,
+    api: ApiOption = DEFAULT_API,
+    token: TokenOption = "",
+    ca: CaOption = "",
+) -> None:
+    """Show one pledge: its branches, and what was tried, in order."""
+    _print(Api(api, token=token, ca=ca).get(path_of("pledges", gid)), as_json=as_json)
+
+
+@app.command()
+def retry(
+    gid: SomeGidArgument = "",
+    every: AllOption = False,
+    limit: LimitOption = 1_000,
+    as_json: JsonOption = False,
+    api: ApiOption = DEFAULT_API,
+    token: TokenOption = "",
+    ca: CaOption = "",
+) -> None:
+    """Try a pledge now instead of at the end of its back-off; --all: every one that waits."""
+    _one_or_all(Api(api, token=token, ca=ca), "retry", gid, every=every, limit=limit, as_json=as_json)
+
+
+@app.command()
+def redrive(
+    gid: SomeGidArgument = "",
+    every: AllOption = False,
+    limit: LimitOption = 1_000,
+    as_json: JsonOption = False,
+    api: ApiOption = DEFAULT_API,
+    token: TokenOption = "",
+    ca: CaOption = "",
+) -> None:
+    """Deliver a dead pledge after all; --all: every dead one."""
+    _one_or_all(Api(api, token=token, ca=ca), "redrive", gid, every=every, limit=limit, as_json=as_json)
+
+
+@app.command()
+def stop(
+    gid: GidArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Kept with the pledge.")] = "",
+    as_json: JsonOption = False,
+    api: ApiOption = DEFAULT_API,
+    token: TokenOption = "",
+    ca: CaOption = "",
+) -> None:
+    """Deliver nothing more of a pledge, whatever its transaction did."""
+    found = Api(api, token=token, ca=ca).call("POST", path_of("pledges", gid, "stop"), {"reason": reason})
+    print_json(found) if as_json else typer.echo(f"{gid} is {found['status']}: {found['reason']}")
+
+
+# ---------------------------------------------------------------------- topics
+
+
+@app.command()
+def topics(
+    as_json: JsonOption = False, api: ApiOption = DEFAULT_API, token: TokenOption = "", ca: CaOption = ""
+) -> None:
+    """List topics and who gets what is pledged to them."""
+    found = Api(api, token=token, ca=ca).get(path_of("topics", query={"limit": 1_000}))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (plain(topic["name"]), plain(one["url"]), plain(one["remark"]))
+        for topic in found["topics"]
+        for one in topic["subscribers"]
+    ]
+    empty = "no topics yet: avow pledge subscribe TOPIC URL"
+    console().print(table("", "topic", "subscriber", "remark", rows=rows, empty=empty))
+
+
+@app.command()
+def subscribe(
+    topic: TopicArgument,
+    url: UrlArgument,
+    remark: Annotated[str, typer.Option("--remark", help="For people.")] = "",
+    as_json: JsonOption = False,
+    api: ApiOption = DEFAULT_API,
+    token: TokenOption = "",
+    ca: CaOption = "",
+) -> None:
+    """From now on, a URL gets what is pledged to a topic."""
+    body = {"url": url, "remark": remark}
+    found = Api(api, token=token, ca=ca).call("POST", path_of("topics", topic, "subscribers"), body)
+    print_json(found) if as_json else typer.echo(f"{topic} has {plural(len(found['subscribers']), 'subscriber')}")
+
+
+@app.command()
+def unsubscribe(
+    topic: TopicArgument,
+    url: UrlArgument,
+    as_json: JsonOption = False,
+    api: ApiOption = DEFAULT_API,
+    token: TokenOption = "",
+    ca: CaOption = "",
+) -> None:
+    """A URL gets nothing that is pledged to a topic from now on."""
+    path = path_of("topics", topic, "subscribers", query={"url": url})
+    found = Api(api, token=token, ca=ca).call("DELETE", path)
+    print_json(found) if as_json else typer.echo(f"{topic} has {plural(len(found['subscribers']), 'subscriber')}")
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _one_or_all(cluster: Api, what: str, gid: str, *, every: bool, limit: int, as_json: bool) -> None:
+    if every == bool(gid):
+        raise InvalidRequest(f"name a pledge or say --all; nothing was done. avow pledge {what} GID")
+    if gid:
+        _print(cluster.call("POST", path_of("pledges", gid, what)), as_json=as_json)
+        return
+    found = cluster.call("POST", path_of("pledges", what, query={"limit": limit}))
+    if as_json:
+        print_json(found)
+    else:
+        more = "; there are more" if found["more"] else ""
+        typer.echo(f"{plural(found['changed'], 'pledge')} will be tried now{more}")
+
+
+def _ago_ms(text: str) -> int | None:
+    if not text:
+        return None
+    seconds = parsed_duration(text)
+    if seconds is None:
+        raise InvalidRequest("say for how long, such as 90s, 12h or 7d; nothing was done")
+    return round((time.time() - seconds) * 1000)
+
+
+def _row(pledge: dict[str, Any]) -> tuple[str, ...]:
+    branches = pledge["branches"]
+    done = sum(branch["status"] == "succeeded" for branch in branches)
+    return (
+        plain(pledge["gid"]),
+        pledge["status"],
+        pledge["delivery"] if pledge["delivery"] != pledge["status"] else "",
+        duration_text(max(0, round(time.time() - pledge["created_ms"] / 1000))),
+        f"{done} of {len(branches)}",
+        number(sum(branch["attempts"] for branch in branches)),
+        plain(_short(pledge["reason"] or pledge["last_error"])),
+    )
+
+
+def _print(pledge: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(pledge)
+        return
+    out = console()
+    out.print(f"[bold]{plain(pledge['gid'])}[/bold]  {_state(pledge)}")
+    for line in _facts(pledge):
+        out.print(f"  {plain(line)}")
+    rows = [
+        (
+            branch["branch_id"],
+            branch["status"],
+            number(branch["attempts"]),
+            plain(branch["url"] or "(nothing to call)"),
+            plain(_short(branch["last_error"])),
+        )
+        for branch in pledge["branches"]
+    ]
+    out.print(table("branches", "", "status", ">attempts", "url", "last error", rows=rows, empty="no branches"))
+    out.print(table("timeline", "", ">after", "", "", ">took", "", rows=_timeline(pledge)))
+
+
+def _state(pledge: dict[str, Any]) -> str:
+    said = pledge["status"] if pledge["delivery"] in (pledge["status"], "") else f"submitted, {pledge['delivery']}"
+    if pledge["aborting"]:
+        said += ", abort asked for"
+    if pledge["next_at_ms"] is not None:
+        wait_s = pledge["next_at_ms"] / 1000 - time.time()
+        said += f"; next in {duration_text(round(wait_s, 1))}" if wait_s > 0 else "; due now"
+    return said
+
+
+def _facts(pledge: dict[str, Any]) -> list[str]:
+    facts = []
+    if pledge["checkback"]:
+        facts.append(f"checkback {pledge['checkback']}")
+    if pledge["options"]:
+        facts.append("options " + ", ".join(f"{name}={value}" for name, value in pledge["options"].items()))
+    if pledge["reason"]:
+        facts.append(f"reason: {pledge['reason']}")
+    return facts
+
+
+def _timeline(pledge: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What happened, in order: creation, the attempts that are remembered, the end."""
+    created_ms = pledge["created_ms"]
+    events: list[tuple[int, str, str, str, str]] = [(created_ms, "created", "", "", "")]
+    for attempt in pledge["attempts"]:
+        what = "checkback" if attempt["branch_id"] == CHECKBACK else f"branch {attempt['branch_id']}"
+        took = f"{attempt['took_ms']:,} ms"
+        events.append((attempt["at_ms"], what, attempt["verdict"], took, _short(attempt["text"])))
+    if pledge["finished_ms"] is not None:
+        events.append((pledge["finished_ms"], pledge["status"], "", "", _short(pledge["reason"])))
+    return [
+        (_clock(at_ms), f"+{(at_ms - created_ms) / 1000:,.3f} s", what, verdict, took, plain(text))
+        for at_ms, what, verdict, took, text in events
+    ]
+
+
+def _clock(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= ERROR_CHARS else text[: ERROR_CHARS - 1] + "…"

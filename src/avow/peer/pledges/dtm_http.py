@@ -1,0 +1,298 @@
+"""dtm's API over HTTP, under /api/: its paths, its bodies, its statuses. JSON-RPC is one of the paths.
+
+    nothing to tell   200 {"dtm_result":"SUCCESS"}
+    FAILURE           409 {"dtm_result":"FAILURE","message":...}
+    ONGOING           425 {"dtm_result":"ONGOING","message":...}
+    anything else     500 {"message":...}
+
+JSON-RPC answers 200 always, with an error inside. Where tokens are asked for, the right to read `avow.pledges` is
+needed to look and the right to write it for everything else; both are said with an Authorization header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+from msgspec import Struct
+
+from avow.errors import AvowError
+from avow.peer.access import ANYBODY
+from avow.peer.channels.handlers import check_origin
+from avow.peer.http.errors import JSON, Reply
+from avow.peer.pledges import dtm_json
+from avow.peer.pledges.dtm import STATUSES, VERSION, Dtm, DtmError, Trans, new_gid
+from avow.peer.pledges.dtm_metrics import metrics_text
+from avow.peer.pledges.lane_store import QUEUE
+from avow.pledge.record import Status
+from avow.pledge.store import Filter
+
+if TYPE_CHECKING:
+    from avow.peer.access import Right, Token
+    from avow.peer.http.api import Api
+    from avow.peer.http.exchange import Exchange
+    from avow.peer.pledges.service import Pledges
+
+METRICS: Final = b"text/plain; version=0.0.4; charset=utf-8"
+SUCCESS: Final = {"dtm_result": "SUCCESS"}
+TIMEOUT_S: Final = 60.0
+RESET_LONGER_THAN: Final = 3  # times the time after which a pledge is asked about
+PARSE_ERROR, BAD_REQUEST, NO_METHOD, INTERNAL_ERROR, FAILED = -32700, -32600, -32601, -32603, -32901
+_STATUS: Final = {"FAILURE": 409, "ONGOING": 425, "": 500}
+_encode: Final = msgspec.json.Encoder().encode
+_decode_trans: Final = msgspec.json.Decoder(Trans, strict=False).decode
+
+Query: TypeAlias = dict[str, str]
+
+
+class Asked(NamedTuple):
+    token: Token
+    query: Query
+    body: bytes
+    tail: str  # what follows the path, for /topic/NAME
+
+
+class Row(NamedTuple):
+    method: str  # empty: any
+    right: Right | str | None  # empty: anybody with a token; None: anybody
+    work: Callable[[DtmHttp, Asked], Awaitable[Any]]
+
+
+class Rpc(Struct):
+    method: str = ""
+    jsonrpc: str = ""
+    params: msgspec.Raw = msgspec.Raw(b"null")
+    id: str = ""
+
+
+class DtmHttp:
+    def __init__(self, api: Api, pledges: Pledges) -> None:
+        self._api, self._pledges = api, pledges
+        self.dtm = Dtm(pledges)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Raises AvowError for whoever may not ask; everything else is answered in dtm's words."""
+        self._api.listener.check_room()
+        path, _, query = exchange.target.partition("?")
+        row, tail = _find(exchange.method.decode("latin-1"), path)
+        if row is None:
+            exchange.answer(404, b"404 page not found", content_type=b"text/plain")
+            return
+        check_origin(self._api, exchange)
+        token = ANYBODY
+        if row.right is not None:
+            token = self._api.token(exchange)
+            if row.right:
+                token.check(row.right, QUEUE)  # type: ignore[arg-type]
+        given = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()} if query else {}
+        asked = Asked(token, given, bytes(exchange.body), tail)
+        work = self._answer(exchange, row, path, asked)
+        self._pledges.serve(exchange, work, deadline=self._api.listener.now() + TIMEOUT_S)
+
+    async def _answer(self, exchange: Exchange, row: Row, path: str, asked: Asked) -> None:
+        began = self._api.listener.now()
+        reply = await self._reply(row, asked)
+        took_s = self._api.listener.now() - began
+        name = path.rpartition("/")[2].lower() if not asked.tail else "topic"
+        self._pledges.figures.requested("http", name, ok=reply.status < 400, took_s=took_s)
+        exchange.reply(reply)
+
+    async def _reply(self, row: Row, asked: Asked) -> Reply:
+        try:
+            said = await row.work(self, asked)
+        except DtmError as error:
+            body: dict[str, str] = {"dtm_result": error.result} if error.result else {}
+            return Reply(_STATUS[error.result], _encode({**body, "message": str(error)}))
+        except msgspec.MsgspecError as error:
+            return Reply(500, _encode({"message": f"the body is not what this call takes: {error}"}))
+        except (AvowError, ValueError) as error:
+            return Reply(500, _encode({"message": str(error)}))
+        if isinstance(said, bytes):
+            return Reply(200, said, content_type=METRICS)
+        return Reply(200, _encode(SUCCESS if said is None else said), content_type=JSON)
+
+    # ------------------------------------------------------------------ calls
+
+    async def ping(self, _: Asked) -> Any:
+        return {"msg": "pong"}
+
+    async def version(self, _: Asked) -> Any:
+        return {"version": VERSION}
+
+    async def new_gid(self, _: Asked) -> Any:
+        return {"gid": new_gid(), **SUCCESS}
+
+    async def prepare(self, asked: Asked) -> Any:
+        await self.dtm.prepare(_decode_trans(asked.body), asked.token)
+
+    async def submit(self, asked: Asked) -> Any:
+        await self.dtm.submit(_decode_trans(asked.body), asked.token)
+
+    async def abort(self, asked: Asked) -> Any:
+        await self.dtm.abort(_decode_trans(asked.body))
+
+    async def force_stop(self, asked: Asked) -> Any:
+        await self.dtm.force_stop(_decode_trans(asked.body))
+
+    async def reset_next_cron_time(self, asked: Asked) -> Any:
+        await self.dtm.reset_next_cron_time(_decode_trans(asked.body))
+
+    async def reset_cron_time(self, asked: Asked) -> Any:
+        timeout_s = RESET_LONGER_THAN * self._api.peer.settings.pledge_timeout_s
+        longer_than_s = float(asked.query.get("timeout") or timeout_s)
+        many = await self.dtm.reset_cron_time(longer_than_s=longer_than_s, limit=_limit(asked.query))
+        return {"has_remaining": many.more, "succeed_count": many.changed_count}
+
+    async def register_branch(self, asked: Asked) -> Any:
+        said = msgspec.json.decode(asked.body, type=dict[str, Any])
+        self.dtm.register_branch(str(said.get("trans_type") or ""))
+
+    async def prepare_workflow(self, _: Asked) -> Any:
+        self.dtm.register_branch("workflow")
+
+    async def query(self, asked: Asked) -> Any:
+        gid = asked.query.get("gid", "")
+        if not gid:
+            raise DtmError("no gid specified")
+        pledge = await self.dtm.query(gid)
+        if pledge is None:
+            return {"transaction": None, "branches": []}
+        retry_s = self._api.peer.settings.pledge_retry_s
+        return {
+            "transaction": dtm_json.transaction(pledge, retry_interval_s=retry_s),
+            "branches": dtm_json.branches(pledge),
+        }
+
+    async def all(self, asked: Asked) -> Any:
+        query = asked.query
+        wanted = _filter(query)
+        if wanted is None:
+            return {"transactions": [], "next_position": ""}
+        page = await self.dtm.find(wanted, position=query.get("position", ""), limit=_limit(query))
+        retry_s = self._api.peer.settings.pledge_retry_s
+        found = [dtm_json.transaction(pledge, retry_interval_s=retry_s) for pledge in page.pledges]
+        return {"transactions": found, "next_position": page.next_position}
+
+    async def subscribe(self, asked: Asked) -> Any:
+        query = asked.query
+        topic, url, remark = (query.get(name, "") for name in ("topic", "url", "remark"))
+        await self.dtm.subscribe(topic, url, remark, asked.token)
+
+    async def unsubscribe(self, asked: Asked) -> Any:
+        await self.dtm.unsubscribe(asked.query.get("topic", ""), asked.query.get("url", ""))
+
+    async def delete_topic(self, asked: Asked) -> Any:
+        await self.dtm.delete_topic(asked.tail)
+
+    async def scan_kv(self, asked: Asked) -> Any:
+        if asked.query.get("cat") != "topics":
+            return {"kv": [], "next_position": ""}
+        position = asked.query.get("position", "")
+        topics, position = await self.dtm.topics(position=position, limit=_limit(asked.query))
+        return {"kv": [dtm_json.topic_row(topic) for topic in topics], "next_position": position}
+
+    async def query_kv(self, asked: Asked) -> Any:
+        known = asked.query.get("cat") == "topics"
+        topic = await self.dtm.topic(asked.query.get("key", "")) if known else None
+        return {"kv": [] if topic is None else [dtm_json.topic_row(topic)]}
+
+    async def metrics(self, _: Asked) -> Any:
+        return metrics_text(self._pledges.figures)
+
+    # ------------------------------------------------------------------ JSON-RPC
+
+    async def json_rpc(self, asked: Asked) -> Any:
+        try:
+            call = msgspec.json.decode(asked.body, type=Rpc)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return _rpc_answer("", error=(PARSE_ERROR, f"Parse json error: {error}"))
+        if not call.id or call.jsonrpc != "2.0":
+            said = msgspec.json.encode({"method": call.method, "jsonrpc": call.jsonrpc, "id": call.id}).decode()
+            return _rpc_answer(call.id, error=(BAD_REQUEST, f"Bad json request: {said}"))
+        method = _RPC_METHODS.get(call.method)
+        if method is None:
+            return _rpc_answer(call.id, error=(NO_METHOD, f"Method not found: {call.method}"))
+        try:
+            return _rpc_answer(call.id, await method(self, asked._replace(body=bytes(call.params))))
+        except DtmError as error:
+            code = FAILED if error.result == "FAILURE" else INTERNAL_ERROR
+            return _rpc_answer(call.id, error=(code, str(error)))
+        except (AvowError, msgspec.MsgspecError) as error:
+            return _rpc_answer(call.id, error=(INTERNAL_ERROR, str(error)))
+
+    async def _rpc_new_gid(self, _: Asked) -> Any:
+        return {"gid": new_gid()}
+
+
+def _rpc_answer(asked_id: str, result: Any = None, *, error: tuple[int, str] | None = None) -> dict[str, Any]:
+    told = None if error is None else {"code": error[0], "message": error[1]}
+    return {"jsonrpc": "2.0", "id": asked_id, "error": told, "result": result}
+
+
+def _limit(query: Query) -> int:
+    return max(1, int(query.get("limit") or 100))
+
+
+def _filter(query: Query) -> Filter | None:
+    """None: nothing can fit."""
+    status, kind = query.get("status", ""), query.get("transType", "")
+    statuses: tuple[Status, ...] = tuple(ours for ours, theirs in STATUSES.items() if theirs == status)
+    if (status and not statuses) or (kind and kind != "msg"):
+        return None
+    return Filter(query.get("gid", ""), statuses, _moment(query, "createTimeStart"), _moment(query, "createTimeEnd"))
+
+
+def _moment(query: Query, name: str) -> int | None:
+    text = query.get(name, "")
+    return int(text) if text else None
+
+
+_RPC_METHODS: Final[dict[str, Callable[[DtmHttp, Asked], Coroutine[Any, Any, Any]]]] = {
+    "newGid": DtmHttp._rpc_new_gid,
+    "prepare": DtmHttp.prepare,
+    "submit": DtmHttp.submit,
+    "abort": DtmHttp.abort,
+    "registerBranch": DtmHttp.register_branch,
+}
+
+_BASE: Final = "/api/dtmsvr/"
+_TOPIC: Final = f"{_BASE}topic/"
+_ROWS: Final[dict[str, Row]] = {
+    "/api/ping": Row("", None, DtmHttp.ping),
+    "/api/metrics": Row("GET", "read", DtmHttp.metrics),
+    "/api/json-rpc": Row("POST", "write", DtmHttp.json_rpc),
+    f"{_BASE}version": Row("GET", "", DtmHttp.version),
+    f"{_BASE}newGid": Row("GET", "", DtmHttp.new_gid),
+    f"{_BASE}prepare": Row("POST", "write", DtmHttp.prepare),
+    f"{_BASE}submit": Row("POST", "write", DtmHttp.submit),
+    f"{_BASE}abort": Row("POST", "write", DtmHttp.abort),
+    f"{_BASE}forceStop": Row("POST", "write", DtmHttp.force_stop),
+    f"{_BASE}resetNextCronTime": Row("POST", "write", DtmHttp.reset_next_cron_time),
+    f"{_BASE}resetCronTime": Row("GET", "write", DtmHttp.reset_cron_time),
+    f"{_BASE}registerBranch": Row("POST", "write", DtmHttp.register_branch),
+    f"{_BASE}registerXaBranch": Row("POST", "write", DtmHttp.register_branch),
+    f"{_BASE}registerTccBranch": Row("POST", "write", DtmHttp.register_branch),
+    f"{_BASE}prepareWorkflow": Row("POST", "write", DtmHttp.prepare_workflow),
+    f"{_BASE}query": Row("GET", "read", DtmHttp.query),
+    f"{_BASE}all": Row("GET", "read", DtmHttp.all),
+    f"{_BASE}subscribe": Row("GET", "write", DtmHttp.subscribe),
+    f"{_BASE}unsubscribe": Row("GET", "write", DtmHttp.unsubscribe),
+    f"{_BASE}scanKV": Row("GET", "read", DtmHttp.scan_kv),
+    f"{_BASE}queryKV": Row("GET", "read", DtmHttp.query_kv),
+}
+_DELETE_TOPIC: Final = Row("DELETE", "write", DtmHttp.delete_topic)
+
+
+def _find(method: str, path: str) -> tuple[Row | None, str]:
+    row, tail = _ROWS.get(path), ""
+    if path.startswith(_TOPIC) and "/" not in path[len(_TOPIC) :]:
+        row, tail = _DELETE_TOPIC, unquote(path[len(_TOPIC) :])
+    if (
+        row is None
+        or row.method not in ("", "GET" if method == "HEAD" else method)
+        or (row is _DELETE_TOPIC and not tail)
+    ):
+        return None, ""
+    return row, tail

@@ -1,0 +1,132 @@
+"""What is counted about pledges, as plain numbers: calls by branch, pledges by how they ended, and how long they took.
+
+A store and the ways of calling are watched from outside (`WatchedStore`, `WatchedBranches`), so neither the coordinator
+nor the stores know of it. Distributions are counts between fixed bounds, made into samples when somebody asks.
+"""
+
+from __future__ import annotations
+
+import ssl
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from avow.pledge.branches.branches import Branches
+from avow.pledge.branches.calls import Call
+from avow.pledge.branches.queues import Enqueue
+from avow.pledge.record import Pledge, Progress
+from avow.pledge.store import Filter, Page, PledgeStore, Topic
+from avow.pledge.verdicts import Verdict
+
+BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BRANCH_LABELS_MAX: Final = 512  # beyond, branches are counted under no name
+ENDED: Final = ("succeeded", "failed", "dead")
+
+
+class Distribution:
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def note(self, took_s: float) -> None:
+        self.counts[bisect_left(BOUNDS_S, took_s)] += 1
+        self.sum_s += took_s
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, how many up to it), as Prometheus wants them."""
+        total, found = 0, []
+        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class Figures:
+    def __init__(self) -> None:
+        self.ended: Counter[str] = Counter()  # by status
+        self.took = Distribution()  # from creation to that
+        self.branches: Counter[tuple[str, str, str]] = Counter()  # branch id, op, ok or fail
+        self.requests: Counter[tuple[str, str, str]] = Counter()  # of dtm's API: http or grpc, api, ok or fail
+        self.answered: dict[tuple[str, str], Distribution] = {}
+
+    def called(self, call: Call, verdict: Verdict) -> None:
+        key = (call.branch_id, call.op, "ok" if verdict.result == "SUCCESS" else "fail")
+        if key not in self.branches and len(self.branches) >= BRANCH_LABELS_MAX:
+            key = ("", call.op, key[2])
+        self.branches[key] += 1
+
+    def changed(self, progress: Progress) -> None:
+        if progress.status in ENDED:
+            self.ended[progress.status] += 1
+            self.took.note(max(0, progress.finished_ms - progress.created_ms) / 1000)
+
+    def requested(self, kind: str, api: str, *, ok: bool, took_s: float) -> None:
+        self.requests[kind, api, "ok" if ok else "fail"] += 1
+        found = self.answered.get((kind, api))
+        if found is None:
+            found = self.answered[kind, api] = Distribution()
+        found.note(took_s)
+
+
+class WatchedBranches(Branches):
+    def __init__(
+        self,
+        told: Callable[[Call, Verdict], None],
+        *,
+        enqueue: Enqueue | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(enqueue=enqueue, tls=tls)
+        self._told = told
+
+    async def __call__(self, call: Call) -> Verdict:
+        verdict = await super().__call__(call)
+        self._told(call, verdict)
+        return verdict
+
+
+class WatchedStore:
+    """A store that tells of pledges that ended."""
+
+    def __init__(self, store: PledgeStore, told: Callable[[Progress], None]) -> None:
+        self.store, self._told = store, told
+        self.load, self.claim, self.claim_one = store.load, store.claim, store.claim_one
+        self.next_due_ms, self.forget = store.next_due_ms, store.forget
+
+    async def insert(self, pledge: Pledge) -> Pledge | None:
+        known = await self.store.insert(pledge)
+        if known is None:
+            self._told(pledge.progress)
+        return known
+
+    async def swap(self, before: Pledge, progress: Progress, *, release: bool = False) -> Pledge | None:
+        after = await self.store.swap(before, progress, release=release)
+        if after is not None and before.status != progress.status:
+            self._told(progress)
+        return after
+
+    async def find(self, wanted: Filter, *, position: str = "", limit: int = 100) -> Page:
+        return await self.store.find(wanted, position=position, limit=limit)
+
+    async def load_topic(self, name: str) -> Topic | None:
+        return await self.store.load_topic(name)
+
+    async def swap_topic(
+        self, before: Topic | None, subscribers: Sequence[tuple[str, str]], *, name: str, now_ms: int
+    ) -> bool:
+        return await self.store.swap_topic(before, subscribers, name=name, now_ms=now_ms)
+
+    async def list_topics(self, *, position: str = "", limit: int = 100) -> tuple[list[Topic], str]:
+        return await self.store.list_topics(position=position, limit=limit)
+
+    async def start(self) -> None:
+        await self.store.start()
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    def statistics(self) -> dict[str, int]:
+        return self.store.statistics()

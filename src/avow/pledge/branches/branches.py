@@ -1,0 +1,71 @@
+"""Every way to call a branch, chosen by its URL.
+
+    http://, https://                      HTTP, or JSON-RPC over it when the pledge's protocol says so
+    grpc://, host:port/service/method      gRPC
+    queue://                               a message of a queue
+    (empty)                                nothing to call: delivered at once, as in dtm
+
+A URL that cannot be called is refused when it is pledged (`check`), not discovered later.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+from avow.errors import InvalidRequest
+from avow.limits import PLEDGE_URL_CHARS_MAX
+from avow.pledge.branches.calls import Call
+from avow.pledge.branches.connections import Connections
+from avow.pledge.branches.grpc import GrpcCaller, check_installed, method_of
+from avow.pledge.branches.http import HttpCaller, post_json, target_of
+from avow.pledge.branches.queues import Enqueue, QueueCaller, queue_of
+from avow.pledge.verdicts import SUCCESS, Verdict
+
+
+class Branches:
+    """`enqueue` is what queue:// branches are done with; without it they are refused."""
+
+    def __init__(self, *, enqueue: Enqueue | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self._connections = Connections(tls=tls)
+        self._http = HttpCaller(self._connections)
+        self._grpc = GrpcCaller()
+        self._queues = None if enqueue is None else QueueCaller(enqueue)
+
+    def check(self, url: str, *, protocol: str, checkback: bool = False) -> None:
+        """Raises InvalidRequest or NotInstalled if it cannot be called."""
+        if len(url) > PLEDGE_URL_CHARS_MAX:
+            raise InvalidRequest(f"a URL has at most {PLEDGE_URL_CHARS_MAX} characters, not {len(url)}; {url[:80]}...")
+        if url.startswith(("http://", "https://")):
+            target_of(url)
+        elif url.startswith("queue://") and not checkback:
+            queue_of(url)
+            if self._queues is None:
+                raise InvalidRequest(f"{url!r}: this coordinator has no queues; nothing was changed")
+        elif url.startswith("grpc://") or ("://" not in url and url and protocol != "http"):
+            method_of(url)
+            check_installed()
+        elif url or checkback:
+            raise InvalidRequest(f"{url!r} cannot be called; write http(s)://, grpc:// or queue://")
+
+    async def __call__(self, call: Call) -> Verdict:
+        url = call.url
+        if url.startswith(("http://", "https://")):
+            return await self._http(call)
+        if not url:
+            return SUCCESS
+        if url.startswith("queue://"):
+            if self._queues is None:
+                return Verdict("ERROR", "this coordinator has no queues")
+            return await self._queues(call)
+        return await self._grpc(call)
+
+    async def tell(self, url: str, body: bytes, *, timeout_s: float) -> str:
+        """POST of a JSON document whose answer decides nothing. Empty, or why it was not heard."""
+        return await post_json(self._connections, url, body, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        await self._connections.close()
+        await self._grpc.close()
+
+    def statistics(self) -> dict[str, int]:
+        return self._connections.statistics()

@@ -1,0 +1,269 @@
+"""Carrying one pledge on until nothing is due: call, hear, record. One task for a pledge, and no other while it runs.
+
+*Held.* Who carries a pledge has it claimed, or has stored it as held until a time by which its call is over. A call is
+begun only if enough of that time is left; else the time is prolonged first, with the same compare-and-set that records
+everything. So a carrier that was paused finds out when it comes back: its record is refused, and it drops the result.
+
+*Recording.* Deliveries that follow one another quickly are recorded together, with the last; after a moment the next
+call waits for a record, which also shows whether somebody stopped the pledge. What decides a pledge, a checkback's
+verdict, is stored before any branch is called.
+
+*Conflicts.* A record may be refused because a request (submit, abort, stop) changed the pledge meanwhile. Then what was
+heard is applied to what is there now, where it may come late. If another coordinator claimed it, it is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from avow.pledge import state
+from avow.pledge.alerts import Alerts
+from avow.pledge.branches.calls import Call, Caller
+from avow.pledge.endpoints import Endpoint, Endpoints
+from avow.pledge.record import Content, Pledge, Progress
+from avow.pledge.settings import PledgeSettings
+from avow.pledge.state import CHECKBACK, CHECKBACK_ID, Heard
+from avow.pledge.store import PledgeStore
+from avow.pledge.verdicts import Verdict, shorten
+
+CONFLICTS_MAX: Final = 16
+MARGIN_S: Final = 1.0  # between the end of a call and the end of the time it is held for
+SLACK_S: Final = 1.0  # held longer by this, so that a chain of quick branches is recorded once
+TOGETHER_S: Final = 0.2  # for so long a chain goes on without a record
+
+log: Final = logging.getLogger("avow.pledge")
+
+
+class Carrier:
+    """`jitter` gives numbers in [0, 1). `rescheduled` is told when a pledge will be due."""
+
+    def __init__(
+        self,
+        store: PledgeStore,
+        caller: Caller,
+        endpoints: Endpoints,
+        alerts: Alerts,
+        *,
+        settings: PledgeSettings,
+        owner: str,
+        now_ms: Callable[[], int],
+        jitter: Callable[[], float],
+        rescheduled: Callable[[int], None],
+    ) -> None:
+        self._store, self._caller, self._endpoints, self._alerts = store, caller, endpoints, alerts
+        self._settings, self._owner = settings, owner
+        self._now_ms, self._jitter, self._rescheduled = now_ms, jitter, rescheduled
+        self.counts = dict.fromkeys(("calls", "checkbacks", "delivered", "not_delivered", "put_back", "lost"), 0)
+
+    def held(self, content: Content, progress: Progress) -> Progress:
+        until_ms = self._now_ms() + self._need_ms(content, progress) + round(1000 * SLACK_S)
+        return state.held(progress, until_ms=until_ms)
+
+    def _need_ms(self, content: Content, progress: Progress) -> int:
+        timeout_s = state.options_of(content, progress).request_timeout_s or self._settings.request_timeout_s
+        return round(1000 * (self._settings.waiting_s + timeout_s + MARGIN_S))
+
+    # ----------------------------------------------------------------------------------------- carrying
+
+    async def carry(
+        self, pledge: Pledge, progress: Progress, decided: asyncio.Future[Pledge | None] | None = None
+    ) -> Pledge | None:
+        """`pledge` is as it is stored, held or claimed; `progress` how it really is. None if it went to another.
+
+        `decided` is given the pledge when what its checkback said is recorded.
+        """
+        content = pledge.content
+        unrecorded: list[Heard] = []
+        turned_away: list[Endpoint] = []
+        recorded_ms = self._now_ms()
+        while indexes := state.due(content, progress, now_ms=self._now_ms()):
+            stale = unrecorded and self._now_ms() > recorded_ms + 1000 * TOGETHER_S
+            if stale or not self._is_held(pledge, progress):
+                after = await self._store.swap(pledge, self.held(content, progress))
+                if after is None:
+                    return await self._reconcile(pledge, unrecorded)
+                pledge, unrecorded, recorded_ms = after, [], self._now_ms()
+            heard, turned_away = await self._round(content, progress, indexes)
+            progress = self._heard(content, progress, heard, turned_away)
+            unrecorded += heard
+            if indexes[0] == CHECKBACK:
+                recorded, goes_on = await self._record_decision(pledge, progress, unrecorded)
+                if decided is not None and not decided.done():  # else it was asked again at once
+                    decided.set_result(recorded)
+                if recorded is None or not goes_on:
+                    self._park(content.gid, turned_away)
+                    return recorded
+                pledge, unrecorded = recorded, []
+        after = await self._record(pledge, progress, unrecorded)
+        self._park(content.gid, turned_away)
+        return after
+
+    def _park(self, gid: str, turned_away: list[Endpoint]) -> None:
+        """Only when it is recorded as put back: a parked pledge may be claimed at any moment."""
+        for endpoint in turned_away:
+            self._endpoints.park(endpoint, gid)
+
+    def _is_held(self, pledge: Pledge, progress: Progress) -> bool:
+        until_ms = pledge.lease_until_ms if pledge.owner == self._owner else 0
+        if pledge.progress.held:
+            until_ms = max(until_ms, pledge.progress.next_at_ms)
+        return until_ms >= self._now_ms() + self._need_ms(pledge.content, progress)
+
+    def _heard(self, content: Content, progress: Progress, heard: list[Heard], turned_away: list[Endpoint]) -> Progress:
+        now_ms, before = self._now_ms(), progress
+        if heard:
+            progress = state.heard(
+                content, progress, heard, now_ms=now_ms, jitter=self._jitter(), settings=self._settings
+            )
+        if turned_away and state.due(content, progress, now_ms=now_ms):
+            progress = self._put_back(content, progress, turned_away[0], now_ms=now_ms)
+        self._alerts.consider(content, before, progress)
+        return progress
+
+    def _put_back(self, content: Content, progress: Progress, endpoint: Endpoint, *, now_ms: int) -> Progress:
+        self.counts["put_back"] += 1
+        return state.put_back(
+            content,
+            progress,
+            shorten(endpoint.reason),
+            now_ms=now_ms,
+            jitter=self._jitter(),
+            settings=self._settings,
+        )
+
+    # -------------------------------------------------------------------------------------------- calls
+
+    async def _round(
+        self, content: Content, progress: Progress, indexes: tuple[int, ...]
+    ) -> tuple[list[Heard], list[Endpoint]]:
+        """What was heard, and the endpoints that could not be called."""
+        if len(indexes) == 1:
+            outcomes = [await self._call(content, progress, indexes[0])]
+        else:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._call(content, progress, index)) for index in indexes]
+            outcomes = [task.result() for task in tasks]
+        heard = [outcome for outcome in outcomes if isinstance(outcome, Heard)]
+        return heard, [outcome for outcome in outcomes if isinstance(outcome, Endpoint)]
+
+    async def _call(self, content: Content, progress: Progress, index: int) -> Heard | Endpoint:
+        call = self._call_of(content, progress, index)
+        endpoint = self._endpoints.of(call.url)
+        if not await self._enter(endpoint):
+            return endpoint
+        at_ms = self._now_ms()
+        try:
+            verdict = await self._caller(call)
+        except asyncio.CancelledError:
+            self._endpoints.withdraw(endpoint)
+            raise
+        except Exception as defect:
+            log.exception("calling %s for pledge %s", call.url, call.gid)
+            verdict = Verdict("ERROR", shorten(f"{type(defect).__name__}: {defect}"))
+        now_s = asyncio.get_running_loop().time()
+        self._endpoints.leave(endpoint, reached=verdict.reached, gid=call.gid, error=verdict.text, now_s=now_s)
+        self._count(index, verdict)
+        return Heard(index, verdict.result, at_ms, max(0, self._now_ms() - at_ms), verdict.text)
+
+    async def _enter(self, endpoint: Endpoint) -> bool:
+        entered = self._endpoints.enter(endpoint, now_s=asyncio.get_running_loop().time())
+        if isinstance(entered, bool):
+            return entered
+        try:
+            return await entered
+        except asyncio.CancelledError:
+            if entered.done() and not entered.cancelled() and entered.result():  # admitted in the same turn
+                self._endpoints.withdraw(endpoint)
+            raise
+
+    def _call_of(self, content: Content, progress: Progress, index: int) -> Call:
+        options = state.options_of(content, progress)
+        timeout_s = options.request_timeout_s or self._settings.request_timeout_s
+        if index == CHECKBACK:
+            return Call(
+                url=content.checkback,
+                gid=content.gid,
+                branch_id=CHECKBACK_ID,
+                timeout_s=timeout_s,
+                headers=options.branch_headers,
+                protocol=content.protocol,
+                checkback=True,
+                prepared_ms=progress.created_ms,
+            )
+        branch = content.branches[index]
+        return Call(
+            url=branch.url,
+            gid=content.gid,
+            branch_id=branch.branch_id,
+            timeout_s=timeout_s,
+            payload=branch.payload,
+            key=branch.key,
+            headers=options.branch_headers,
+            protocol=content.protocol,
+            since_ms=max(progress.created_ms, progress.not_before_ms),
+        )
+
+    def _count(self, index: int, verdict: Verdict) -> None:
+        self.counts["calls"] += 1
+        if index == CHECKBACK:
+            self.counts["checkbacks"] += 1
+        else:
+            self.counts["delivered" if verdict.result == "SUCCESS" else "not_delivered"] += 1
+
+    # ---------------------------------------------------------------------------------------- recording
+
+    async def _record_decision(
+        self, pledge: Pledge, progress: Progress, heard: list[Heard]
+    ) -> tuple[Pledge | None, bool]:
+        """As it is recorded, and whether branches follow at once; then it is still held."""
+        if not state.due(pledge.content, progress, now_ms=self._now_ms()):
+            return await self._record(pledge, progress, heard), False
+        after = await self._store.swap(pledge, self.held(pledge.content, progress))
+        if after is None:
+            return await self._reconcile(pledge, heard), False
+        return after, True
+
+    async def _record(self, pledge: Pledge, progress: Progress, heard: list[Heard]) -> Pledge | None:
+        after = await self._store.swap(pledge, progress, release=True)
+        if after is None:
+            return await self._reconcile(pledge, heard)
+        if progress.status in ("prepared", "submitted"):
+            self._rescheduled(progress.next_at_ms)
+        return after
+
+    async def _reconcile(self, pledge: Pledge, heard: list[Heard]) -> Pledge | None:
+        """Somebody changed it meanwhile. Apply what was heard to what is there, unless it was claimed."""
+        for _ in range(CONFLICTS_MAX):
+            current = await self._store.load(pledge.gid)
+            if current is None or current.fence != pledge.fence:
+                self.counts["lost"] += 1
+                return None
+            if not heard:
+                return current
+            progress = state.heard(
+                current.content,
+                current.progress,
+                heard,
+                now_ms=self._now_ms(),
+                jitter=self._jitter(),
+                settings=self._settings,
+            )
+            if progress is current.progress:
+                return current
+            after = await self._store.swap(current, progress, release=True)
+            if after is not None:
+                self._rescheduled(progress.next_at_ms)
+                return after
+        self.counts["lost"] += 1
+        return None
+
+
+def as_claimed(pledge: Pledge, *, now_ms: int) -> Progress:
+    """How a claimed pledge really is: due now, unless its branches have to wait for their time."""
+    not_before_ms = pledge.progress.not_before_ms if pledge.status == "submitted" else 0
+    return replace(pledge.progress, next_at_ms=max(now_ms, not_before_ms), held=False)

@@ -1,0 +1,347 @@
+"""A coordinator of pledges over one store: what can be asked of it. The work behind it is in `work` and `carrier`.
+
+Any number of coordinators may share a store, and any of them can be asked anything: each request is one compare-and-set
+on the pledge, tried again when somebody else was faster. Nothing is remembered here that the store does not know; what
+was prepared here is kept in memory for a while only to spare a read.
+
+A pledge costs three operations of the store: insert (prepare), swap (submit), swap (delivered). Between the last two it
+is stored as held, so it needs no claim, and its branches are called in the turn of the event loop after the submit was
+stored.
+
+Every request that is repeated is answered like the first one and runs nothing twice. Refusals are definite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+from uuid import uuid4
+
+from msgspec import Struct
+
+from avow.errors import AvowError, Busy, PledgeDecided, UnknownPledge
+from avow.limits import PLEDGE_FRESH_COUNT, PLEDGE_FRESH_SIZE_BYTES
+from avow.pledge import intake, state
+from avow.pledge.alerts import Alerts
+from avow.pledge.branches.branches import Branches
+from avow.pledge.carrier import CONFLICTS_MAX, Carrier
+from avow.pledge.endpoints import Endpoints
+from avow.pledge.record import UNFINISHED, Content, Pledge, Progress
+from avow.pledge.settings import PledgeSettings
+from avow.pledge.state import Delivery
+from avow.pledge.store import Filter, Page, PledgeStore
+from avow.pledge.topics import SCHEME, Topics
+from avow.pledge.work import Work
+
+PAGE_COUNT: Final = 500
+_MATTERS: Final = ("prepare", "submit", "abort", "stop", "retry", "redrive")
+
+
+class Submission(Struct, frozen=True):
+    """`repeated`: it was submitted before, and nothing was done now. `delivery` is how far it is at this moment."""
+
+    pledge: Pledge
+    delivery: Delivery
+    repeated: bool = False
+
+
+class Many(Struct, frozen=True):
+    """Of a request about many pledges: how many were changed, and whether others are left."""
+
+    changed_count: int
+    more: bool
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Coordinator:
+    """Opens nothing before `start`. `now_ms` is the time in stores, which coordinators of one store share."""
+
+    def __init__(
+        self,
+        store: PledgeStore,
+        branches: Branches,
+        *,
+        settings: PledgeSettings | None = None,
+        owner: str = "",
+        now_ms: Callable[[], int] = wall_ms,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.settings = settings = settings or PledgeSettings()
+        self.owner = owner or uuid4().hex
+        self._store, self._branches, self._now_ms = store, branches, now_ms
+        self._fresh: dict[str, Pledge] = {}
+        if settings.alert_webhook:
+            branches.check(settings.alert_webhook, protocol="http", checkback=True)
+        self._alerts = Alerts(settings, branches.tell)
+        self._endpoints = Endpoints(settings, jitter=jitter, on_return=self.wake)
+        self._carrier = Carrier(
+            store,
+            branches,
+            self._endpoints,
+            self._alerts,
+            settings=settings,
+            owner=self.owner,
+            now_ms=now_ms,
+            jitter=jitter,
+            rescheduled=self._rescheduled,
+        )
+        self._work = Work(store, self._carrier, self._endpoints, settings=settings, owner=self.owner, now_ms=now_ms)
+        self.topics = Topics(store, now_ms=now_ms, check=lambda url: branches.check(url, protocol=""))
+        self.counts = dict.fromkeys(_MATTERS, 0)
+
+    async def start(self) -> None:
+        """The store is started already."""
+        self._work.start()
+
+    async def close(self, *, grace_s: float | None = None) -> None:
+        """Calls under way may end within `grace_s`. The store stays open."""
+        await self._work.close(grace_s=self.settings.request_timeout_s if grace_s is None else grace_s)
+        await self._alerts.close()
+        await self._branches.close()
+
+    def wake(self) -> None:
+        """Look into the store now."""
+        self._work.wake()
+
+    def _rescheduled(self, at_ms: int) -> None:
+        self._work.rescheduled(at_ms)
+
+    # ------------------------------------------------------------------------------- prepare, submit, abort
+
+    async def prepare(self, request: Content) -> Pledge:
+        """Raises InvalidRequest without a checkback, ContentDiffers, PledgeDecided if it is not prepared any more."""
+        self.counts["prepare"] += 1
+        intake.check(request, self._branches, prepare=True)
+        known = await self._store.load(request.gid) if _names_topic(request) else None
+        if known is None:
+            content = await intake.expand(request, self.topics)
+            pledge = Pledge(content, state.begun(content, "prepare", now_ms=self._now_ms(), settings=self.settings))
+            known = await self._store.insert(pledge)
+            if known is None:
+                self._remember(pledge)
+                self._rescheduled(pledge.progress.next_at_ms)
+                return pledge
+        state.compare(known.content, request)
+        state.move(known.gid, known.status, "prepare")
+        return known
+
+    async def submit(self, request: Content) -> Submission:
+        """With or without prepare. Raises ContentDiffers, PledgeDecided if it failed.
+
+        With `wait_result` it answers when the branches were called once, or after a time; `delivery` says what came of
+        it. That it is committed does not depend on that.
+        """
+        self.counts["submit"] += 1
+        intake.check(request, self._branches, prepare=False)
+        known = self._fresh.pop(request.gid, None)
+        if known is None and _names_topic(request):
+            known = await self._store.load(request.gid)
+        if known is None:
+            content = await intake.expand(request, self.topics)
+            progress = state.begun(content, "submit", now_ms=self._now_ms(), settings=self.settings)
+            pledge = Pledge(content, self._as_stored(content, progress))
+            known = await self._store.insert(pledge)
+            if known is None:
+                return await self._deliver(pledge, progress, request)
+        return await self._submit_known(known, request)
+
+    async def _submit_known(self, known: Pledge, request: Content) -> Submission:
+        for _ in range(CONFLICTS_MAX):
+            state.compare(known.content, request)
+            progress = state.submitted(known.content, known.progress, request, now_ms=self._now_ms())
+            if progress is known.progress:
+                return self._submission(known, repeated=True)
+            after = await self._store.swap(known, self._as_stored(known.content, progress))
+            if after is not None:
+                return await self._deliver(after, progress, request)
+            known = await self.load(request.gid)
+        raise _contended(request.gid)
+
+    async def abort(self, gid: str) -> Pledge:
+        """The checkback is asked at once and decides. Returns the pledge: failed; or still prepared, when there was no
+        verdict in time: it is asked again. Raises PledgeDecided if it is or was committed, UnknownPledge.
+        """
+        self.counts["abort"] += 1
+        known = self._fresh.pop(gid, None) or await self.load(gid)
+        for _ in range(CONFLICTS_MAX):
+            progress = state.aborted(known.content, known.progress, now_ms=self._now_ms())
+            if progress is known.progress:
+                return known
+            after = await self._store.swap(known, self._carrier.held(known.content, progress))
+            if after is not None:
+                return await self._ask_and_wait(after, progress)
+            known = await self.load(gid)
+        raise _contended(gid)
+
+    async def _ask_and_wait(self, pledge: Pledge, progress: Progress) -> Pledge:
+        decided: asyncio.Future[Pledge | None] = asyncio.get_running_loop().create_future()
+        task = self._work.carry(pledge, progress, decided)
+        await asyncio.wait((task, decided), timeout=self.settings.wait_result_s, return_when=asyncio.FIRST_COMPLETED)
+        found = decided.result() if decided.done() else None
+        current = found or await self.load(pledge.gid)
+        if current.status not in ("prepared", "failed"):
+            raise PledgeDecided(pledge.gid, status=current.status, event="abort")
+        return current
+
+    # ---------------------------------------------------------------------------------------- for people
+
+    async def load(self, gid: str) -> Pledge:
+        """Raises UnknownPledge."""
+        intake.check_gid(gid)
+        pledge = await self._store.load(gid)
+        if pledge is None:
+            raise UnknownPledge(f"there is no pledge {gid}; nothing was changed")
+        return pledge
+
+    async def query(self, gid: str) -> Pledge | None:
+        intake.check_gid(gid)
+        return await self._store.load(gid)
+
+    async def find(self, wanted: Filter, *, position: str = "", limit: int = 100) -> Page:
+        return await self._store.find(wanted, position=position, limit=limit)
+
+    async def stop(self, gid: str, *, reason: str = "") -> Pledge:
+        """Nothing more is delivered, whatever was committed. Raises UnknownPledge, PledgeDecided."""
+        self.counts["stop"] += 1
+        self._fresh.pop(gid, None)
+        return await self._change(
+            gid, lambda known: state.stopped(known.content, known.progress, now_ms=self._now_ms(), reason=reason)
+        )
+
+    async def retry(self, gid: str) -> Pledge:
+        """Due now, its back-off begins anew. Raises UnknownPledge, PledgeDecided."""
+        self.counts["retry"] += 1
+        return self._hastened(
+            await self._change(
+                gid,
+                lambda known: state.retried(
+                    known.content, known.progress, now_ms=self._now_ms(), settings=self.settings
+                ),
+            )
+        )
+
+    async def redrive(self, gid: str) -> Pledge:
+        """A dead pledge is delivered again. Raises UnknownPledge, PledgeDecided if it is not dead."""
+        self.counts["redrive"] += 1
+        return self._hastened(
+            await self._change(gid, lambda known: state.redriven(known.content, known.progress, now_ms=self._now_ms()))
+        )
+
+    async def retry_waiting(self, *, longer_than_s: float, limit: int) -> Many:
+        """Retry those that are due no sooner than that, the newest first."""
+        from_ms = self._now_ms() + round(1000 * longer_than_s)
+        return await self._for_many(
+            Filter(statuses=UNFINISHED), lambda pledge: pledge.progress.next_at_ms > from_ms, self.retry, limit
+        )
+
+    async def redrive_all(self, wanted: Filter, *, limit: int) -> Many:
+        """Redrive the dead among those."""
+        dead = Filter(wanted.gid, ("dead",), wanted.created_from_ms, wanted.created_to_ms)
+        return await self._for_many(dead, lambda _: True, self.redrive, limit)
+
+    async def take_over(self) -> int:
+        """For who knows that no other coordinator works on this store: what a dead one held is due now."""
+        taken, position = 0, ""
+        while True:
+            page = await self._store.find(Filter(statuses=UNFINISHED), position=position, limit=PAGE_COUNT)
+            for pledge in page.pledges:
+                progress = state.let_go(pledge.progress, now_ms=self._now_ms())
+                left_behind = pledge.progress.held or pledge.owner not in ("", self.owner)
+                if left_behind and await self._store.swap(pledge, progress, release=True):
+                    taken += 1
+            position = page.next_position
+            if not position:
+                self.wake()
+                return taken
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            **{f"requests_{name}": count for name, count in self.counts.items()},
+            **self._carrier.counts,
+            **self._work.statistics(),
+            **self._endpoints.statistics(),
+            **self._alerts.statistics(),
+            **self._branches.statistics(),
+        }
+
+    # ------------------------------------------------------------------------------------------- details
+
+    async def _change(self, gid: str, change: Callable[[Pledge], Progress]) -> Pledge:
+        for _ in range(CONFLICTS_MAX):
+            known = await self.load(gid)
+            after = await self._store.swap(known, change(known), release=True)
+            if after is not None:
+                return after
+        raise _contended(gid)
+
+    async def _for_many(
+        self,
+        wanted: Filter,
+        chosen: Callable[[Pledge], bool],
+        change: Callable[[str], Awaitable[Pledge]],
+        limit: int,
+    ) -> Many:
+        changed, position = 0, ""
+        while True:
+            page = await self._store.find(wanted, position=position, limit=PAGE_COUNT)
+            for pledge in filter(chosen, page.pledges):
+                if changed >= limit:
+                    return Many(changed, more=True)
+                with suppress(PledgeDecided, UnknownPledge):  # it ended, or was forgotten, meanwhile
+                    await change(pledge.gid)
+                    changed += 1
+            position = page.next_position
+            if not position:
+                return Many(changed, more=False)
+
+    def _hastened(self, pledge: Pledge) -> Pledge:
+        """What is asked for by hand does not wait for its endpoint's next probe."""
+        for index in state.due(pledge.content, pledge.progress, now_ms=self._now_ms()):
+            url = pledge.content.checkback if index == state.CHECKBACK else pledge.content.branches[index].url
+            self._endpoints.hasten(url)
+        self._rescheduled(pledge.progress.next_at_ms)
+        return pledge
+
+    def _as_stored(self, content: Content, progress: Progress) -> Progress:
+        due = state.due(content, progress, now_ms=self._now_ms())
+        return self._carrier.held(content, progress) if due else progress
+
+    async def _deliver(self, pledge: Pledge, progress: Progress, request: Content) -> Submission:
+        if not pledge.progress.held:
+            self._rescheduled(progress.next_at_ms)
+            return self._submission(pledge)
+        task = self._work.carry(pledge, progress)
+        if not (request.options.wait_result or pledge.content.options.wait_result):
+            return self._submission(pledge)
+        await asyncio.wait((task,), timeout=self.settings.wait_result_s)
+        ended = task.done() and not task.cancelled() and task.exception() is None
+        carried = task.result() if ended else None
+        if carried is None:
+            with suppress(AvowError):  # it is submitted, whether or not it can be read now
+                carried = await self._store.load(pledge.gid)
+        return self._submission(carried or pledge)
+
+    def _submission(self, pledge: Pledge, *, repeated: bool = False) -> Submission:
+        return Submission(pledge, state.delivery(pledge.progress, now_ms=self._now_ms()), repeated)
+
+    def _remember(self, pledge: Pledge) -> None:
+        if sum(len(branch.payload) for branch in pledge.content.branches) > PLEDGE_FRESH_SIZE_BYTES:
+            return
+        self._fresh[pledge.gid] = pledge
+        if len(self._fresh) > PLEDGE_FRESH_COUNT:
+            del self._fresh[next(iter(self._fresh))]
+
+
+def _names_topic(request: Content) -> bool:
+    return any(url.startswith(SCHEME) for url, _ in request.steps)
+
+
+def _contended(gid: str) -> Busy:
+    return Busy(f"pledge {gid} was changed by others again and again; nothing was changed by this request. Repeat it")

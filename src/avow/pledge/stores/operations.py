@@ -1,0 +1,261 @@
+"""What a store is asked to do, as values: checked and encoded by the caller's task, performed by the store's threads.
+
+A database sees bytes and integers only. Ids are bytes, so that they compare byte for byte whatever a database thinks of
+languages; content and progress are msgpack. Beside them stand the few columns that a database itself looks at:
+
+    due_ms       when `claim` may hand it out: next_at_ms, or the end of the lease if that is later; NEVER_MS when it is
+                 finished
+    created_ms   the order of `find`; also tells two lives of one gid apart
+    finished_ms  what `forget` goes by
+
+Everything a database could refuse about one operation is refused here, before it joins others in a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from avow import limits
+from avow.errors import InvalidRequest, TooLarge
+from avow.pledge.record import NEVER_MS, UNFINISHED, Pledge, Progress, Status, decode_content, decode_progress, encode
+from avow.pledge.store import Filter, Page, Topic
+
+STATUSES: Final[tuple[Status, ...]] = ("prepared", "submitted", "succeeded", "failed", "dead")
+FORGETTABLE: Final[tuple[Status, ...]] = ("succeeded", "failed")
+
+_decode_subscribers: Final = msgspec.msgpack.Decoder(tuple[tuple[str, str], ...]).decode
+
+
+class Row(NamedTuple):
+    """A stored pledge, in the order of COLUMNS."""
+
+    gid: bytes
+    content: bytes
+    progress: bytes
+    status: Status
+    revision: int
+    fence: int
+    owner: bytes
+    lease_until_ms: int
+    next_at_ms: int
+    due_ms: int
+    created_ms: int
+    finished_ms: int
+
+
+COLUMNS: Final = Row._fields
+READ_COLUMNS: Final = ("content", "progress", "revision", "fence", "owner", "lease_until_ms")  # of `pledge_of`
+
+
+class Insert(NamedTuple):
+    row: Row
+
+
+class Swap(NamedTuple):
+    """`row` is how it will be, and `after` the same as a pledge; its revision is one more than it must be now."""
+
+    row: Row
+    after: Pledge
+    status_before: Status
+
+
+class Claim(NamedTuple):
+    owner: bytes
+    now_ms: int
+    lease_until_ms: int
+    limit: int
+
+
+class ClaimOne(NamedTuple):
+    gid: bytes
+    owner: bytes
+    now_ms: int
+    lease_until_ms: int
+
+
+class Forget(NamedTuple):
+    finished_before_ms: int
+    limit: int
+
+
+class SwapTopic(NamedTuple):
+    """Versions 0: it must not be there; it is removed."""
+
+    name: bytes
+    version_before: int
+    before: bytes
+    version: int
+    subscribers: bytes
+    now_ms: int
+
+
+class Load(NamedTuple):
+    gid: bytes
+
+
+class NextDue(NamedTuple):
+    pass
+
+
+class Find(NamedTuple):
+    wanted: Filter
+    gid: bytes
+    position: tuple[int, bytes] | None
+    limit: int
+
+
+class LoadTopic(NamedTuple):
+    name: bytes
+
+
+class ListTopics(NamedTuple):
+    after: bytes
+    limit: int
+
+
+Writing: TypeAlias = Insert | Swap | Claim | ClaimOne | Forget | SwapTopic
+Reading: TypeAlias = Load | NextDue | Find | LoadTopic | ListTopics
+Operation: TypeAlias = Writing | Reading
+
+
+class Topics(NamedTuple):
+    """A page of topics; `more` when others follow."""
+
+    topics: list[Topic]
+    more: bool
+
+
+def id_bytes(gid: str) -> bytes:
+    return _bounded(gid, what="a pledge's id", bytes_max=limits.PLEDGE_ID_BYTES_MAX)
+
+
+def owner_bytes(owner: str) -> bytes:
+    return _bounded(owner, what="an owner", bytes_max=limits.PLEDGE_OWNER_BYTES_MAX)
+
+
+def name_bytes(name: str) -> bytes:
+    return _bounded(name, what="a topic's name", bytes_max=limits.TOPIC_NAME_BYTES_MAX)
+
+
+def _bounded(text: str, *, what: str, bytes_max: int) -> bytes:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{what} cannot be written as UTF-8 ({error.reason}); nothing was changed") from error
+    if not 0 < len(data) <= bytes_max:
+        raise InvalidRequest(f"{what} has 1 to {bytes_max} bytes, this one {len(data)}; nothing was changed")
+    return data
+
+
+def inserting(pledge: Pledge) -> Insert:
+    id_bytes(pledge.gid)
+    owner = owner_bytes(pledge.owner) if pledge.owner else b""
+    return Insert(_row(pledge, content=_encoded(pledge.content), owner=owner))
+
+
+def swapping(before: Pledge, progress: Progress, *, release: bool) -> Swap:
+    if progress.created_ms != before.progress.created_ms:
+        raise InvalidRequest("a pledge keeps the time of its creation; nothing was changed")
+    owner, lease_until_ms = ("", 0) if release else (before.owner, before.lease_until_ms)
+    after = Pledge(before.content, progress, before.revision + 1, before.fence, owner, lease_until_ms)
+    return Swap(_row(after, content=b"", owner=owner.encode()), after, before.status)
+
+
+def _row(pledge: Pledge, *, content: bytes, owner: bytes) -> Row:
+    progress = pledge.progress
+    encoded = _encoded(progress)
+    if len(content) + len(encoded) > limits.PLEDGE_STORED_SIZE_BYTES_MAX:
+        raise TooLarge(
+            f"a pledge of {len(content) + len(encoded)} bytes is more than the {limits.PLEDGE_STORED_SIZE_BYTES_MAX} "
+            f"that are stored; nothing was changed. Send less, or have branches fetch it"
+        )
+    row = Row(
+        id_bytes(pledge.gid),
+        content,
+        encoded,
+        progress.status,
+        pledge.revision,
+        pledge.fence,
+        owner,
+        pledge.lease_until_ms,
+        progress.next_at_ms,
+        max(progress.next_at_ms, pledge.lease_until_ms) if progress.status in UNFINISHED else NEVER_MS,
+        progress.created_ms,
+        progress.finished_ms,
+    )
+    check_times(row.revision, row.fence, row.lease_until_ms, row.next_at_ms, row.created_ms, row.finished_ms)
+    return row
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return encode(value)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"a text in it cannot be written as UTF-8 ({error.reason}); nothing was changed"
+        ) from error
+
+
+def check_times(*numbers: int) -> None:
+    """Every store holds integers up to 2**53 - 1, which a Redis score can tell apart."""
+    if min(numbers) < 0 or max(numbers) > NEVER_MS:
+        raise InvalidRequest(f"times and counts are between 0 and {NEVER_MS}, found {numbers}; nothing was changed")
+
+
+def pledge_of(stored: Sequence[Any]) -> Pledge:
+    """From the values of READ_COLUMNS."""
+    content, progress, revision, fence, owner, lease_until_ms = stored
+    return Pledge(
+        decode_content(content), decode_progress(progress), revision, fence, bytes(owner).decode(), lease_until_ms
+    )
+
+
+def swapping_topic(
+    before: Topic | None, subscribers: Sequence[tuple[str, str]], *, name: str, now_ms: int
+) -> SwapTopic:
+    """Compared are version and subscribers: a topic removed and made again may have the same version."""
+    check_times(now_ms)
+    after = _encoded(tuple(subscribers))
+    if len(after) > limits.TOPIC_SIZE_BYTES_MAX:
+        raise TooLarge(f"{len(after)} bytes of subscribers, {limits.TOPIC_SIZE_BYTES_MAX} fit; nothing was changed")
+    version_before = 0 if before is None else before.version
+    return SwapTopic(
+        name_bytes(name),
+        version_before,
+        b"" if before is None else _encoded(before.subscribers),
+        version_before + 1 if subscribers else 0,
+        after,
+        now_ms,
+    )
+
+
+def topic_of(stored: Sequence[Any]) -> Topic:
+    """From name, subscribers, version, created_ms, updated_ms."""
+    name, subscribers, version, created_ms, updated_ms = stored
+    return Topic(bytes(name).decode(), _decode_subscribers(subscribers), version, created_ms, updated_ms)
+
+
+def page_of(found: Sequence[Sequence[Any]], *, limit: int) -> Page:
+    """From rows of gid, created_ms and READ_COLUMNS; one more than the limit says that others follow."""
+    pledges = tuple(pledge_of(row[2:]) for row in found[:limit])
+    if len(found) <= limit:
+        return Page(pledges)
+    gid, created_ms = found[limit - 1][:2]
+    return Page(pledges, f"{created_ms}-{bytes(gid).decode()}")
+
+
+def topics_of(found: Sequence[Sequence[Any]], *, limit: int) -> Topics:
+    return Topics([topic_of(row) for row in found[:limit]], len(found) > limit)
+
+
+def position_of(text: str) -> tuple[int, bytes] | None:
+    """Where a page starts: after this time of creation and id, newest first. Raises InvalidRequest."""
+    if not text:
+        return None
+    created, _, gid = text.partition("-")
+    if not (created.isascii() and created.isdecimal() and gid) or int(created) > NEVER_MS:
+        raise InvalidRequest(f"{text[:40]!r} is no position; take next_position of the page before, or none")
+    return int(created), id_bytes(gid)

@@ -1,0 +1,181 @@
+"""One store and one database: a coordinator, a service, and the runs that are made on them, one after the other.
+
+A run: its pledges are begun together; somebody is killed; who was killed is started again; when every caller has an
+answer, or lost its connection, the coordinator is asked until it has decided all of them. What they left behind is
+judged at the very end, so that whatever still trickled in after a run is seen too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from os import kill
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from avow.client.blocking import BlockingClient, connect_blocking
+from avow.client.pledge import Delivered, RolledBack
+from avow.errors import AvowError, Offline, UnknownPledge
+from avow.testing.cluster import LocalCluster
+from avow.testing.cluster_wait import wait_until
+from avow.testing.programs import Program
+from avow.testing.prove_pledges.crashes import THIS_PROCESS, Order, Plan
+from avow.testing.prove_pledges.findings import Evidence, Found, Made, judge
+from avow.testing.prove_pledges.places import place_of
+from avow.testing.prove_pledges.runs import Run
+from avow.testing.prove_pledges.service import QUEUE
+
+SERVICE: Final = "avow.testing.prove_pledges.service"
+ANSWER_S: Final = 40.0
+REACHED_S: Final = 8.0  # until somebody who is to die is dead
+DECIDED_S: Final = 60.0
+CALLERS: Final = 8
+
+
+class Ground:
+    """`settings` are the peers'. All calls block; each ground has a thread."""
+
+    def __init__(
+        self, name: str, *, database: str, settings: dict[str, str], peers: int, folder: Path, seed: int
+    ) -> None:
+        self.name, self._seed, self._peers = name, seed, peers
+        self._place = place_of(database)
+        self.cluster = LocalCluster(peers, folder=folder / name / "cluster", settings=settings)
+        self._folder, self._database = folder / name, database
+        self._stack = ExitStack()
+        self._callers = ThreadPoolExecutor(CALLERS)
+        self.made: list[Made] = []
+        self.kills: Counter[str] = Counter()
+        self.not_reached = self.committed = 0
+        self._undecided: dict[str, str] = {}
+
+    def start(self) -> None:
+        self._place.prepare()
+        self._stack.enter_context(self.cluster)
+        self._client: BlockingClient = self._stack.enter_context(connect_blocking(self.cluster.addresses))
+        self._client.create_queue(QUEUE)
+        command = ["-m", SERVICE, "--database", self._database, "--peers", self.cluster.addresses]
+        self._service = self._stack.enter_context(Program("service", command, folder=self._folder)).start()
+
+    def close(self) -> None:
+        self._callers.shutdown(cancel_futures=True)
+        self._stack.close()
+
+    # ------------------------------------------------------------------------------------------------ a run
+
+    def run(self, run: Run) -> None:
+        peer = self._aim()
+        plan = Plan(run.point, self._victims(run, peer))
+        orders = [
+            Order(run.gid(which, seed=self._seed), commit, plan if which == 0 else None)
+            for which, commit in enumerate(run.commits)
+        ]
+        answers = [self._callers.submit(self._order, order) for order in orders]
+        if run.point == "anytime":
+            time.sleep(run.delay_s)
+            self._kill(plan.victims)
+        self._revive(run, peer)
+        said = [answer.result(ANSWER_S) for answer in answers]
+        self._wait_decided(order.gid for order in orders)
+        self.made += [Made(order.gid, order.commit, told, run.name) for order, told in zip(orders, said, strict=True)]
+
+    def _aim(self) -> int:
+        """The peer that is killed as the coordinator: a different one each time, where there are several."""
+        running = self.cluster.running
+        return running[len(self.made) % len(running)]
+
+    def _victims(self, run: Run, peer: int) -> tuple[int, ...]:
+        service = THIS_PROCESS if run.point != "anytime" else self._service.pid
+        coordinator = self.cluster.pid(peer)
+        return {"service": (service,), "coordinator": (coordinator,), "both": (service, coordinator)}[run.victim]
+
+    def _kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+
+    def _revive(self, run: Run, peer: int) -> None:
+        """Start again whoever died; the coordinator first, because a service waits for it."""
+        process = self.cluster.process(peer)
+        died: list[Callable[[], bool]] = []
+        if run.victim != "service":
+            died.append(lambda: not process.alive)
+        if run.victim != "coordinator":
+            died.append(lambda: not self._service.alive)
+        try:
+            wait_until(lambda: all(dead() for dead in died), timeout_s=REACHED_S)
+        except Offline:
+            self.not_reached += 1
+        if not process.alive:
+            self.kills["coordinator"] += 1
+            self.cluster.restart(peer)
+        if not self._service.alive:
+            self.kills["service"] += 1
+            self._service.kill()
+            self._service.start()
+
+    def _order(self, order: Order) -> str:
+        """The outcome's name as the service says it; empty if it died before."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=ANSWER_S)
+        try:
+            connection.request("POST", "/pledge", msgspec.json.encode(order))
+            answer = connection.getresponse()
+            return answer.read().decode() if answer.status == 200 else f"HTTP {answer.status}"
+        except (OSError, http.client.HTTPException):
+            return ""
+        finally:
+            connection.close()
+
+    # --------------------------------------------------------------------------------------------- decided
+
+    def _wait_decided(self, gids: Iterable[str]) -> None:
+        for gid in gids:
+            try:
+                wait_until(partial(self._is_decided, gid), timeout_s=DECIDED_S)
+            except Offline:
+                self._undecided[gid] = self._state_of(gid)
+
+    def _is_decided(self, gid: str) -> bool:
+        try:
+            outcome = self._client.pledge(gid).current()
+        except UnknownPledge:
+            return True  # it was never prepared
+        except AvowError:
+            return False
+        return isinstance(outcome, Delivered | RolledBack) or getattr(outcome, "state", "") == "dead"
+
+    def _state_of(self, gid: str) -> str:
+        try:
+            outcome = self._client.pledge(gid).current()
+        except AvowError as error:
+            return f"the coordinator does not say what it is: {error}"
+        return f"not decided after {DECIDED_S:g} s: {outcome}"
+
+    # ---------------------------------------------------------------------------------------------- judged
+
+    def judge(self) -> list[Found]:
+        evidence = Evidence(self._place.works(), self._place.effects(), self._messages(), self._undecided)
+        self.committed = len(evidence.works)
+        known = {made.gid for made in self.made}
+        strangers = {gid for gid, _ in evidence.effects} - known
+        found = [Found("phantom", gid, "an effect of a pledge that nobody made") for gid in sorted(strangers)]
+        for made in self.made:
+            found += judge(made, evidence)
+        return found
+
+    def _messages(self) -> Counter[str]:
+        queue = self._client.queue(QUEUE)
+        batches = queue.read(level="linearizable")
+        return Counter(value.decode() for batch in batches for value in batch.values())
+
+    def logs(self) -> str:
+        service = getattr(self, "_service", None)
+        return service.last_words() if service else ""

@@ -1,0 +1,76 @@
+"""The servers that stores and databases of a campaign need: one of each kind, and room of its own for every ground.
+
+Nothing is started that no ground asks for.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from avow.errors import NotInstalled
+from avow.testing.prove_pledges.runs import DatabaseKind, StoreKind
+from avow.testing.services import MariaDBServer, PostgresServer, RedisServer, Server
+
+
+class Servers:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._running: dict[type[Server], Server] = {}
+        self._redis_count = 0
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def start(self, kinds: set[str]) -> None:
+        for kind, server in (("postgres", PostgresServer), ("mariadb", MariaDBServer), ("redis", RedisServer)):
+            if kind in kinds:
+                self._server(server)
+
+    def store(self, kind: StoreKind, name: str) -> str:
+        """As the setting `pledge_store` takes it."""
+        return "lane" if kind == "lane" else self._room(kind, name)
+
+    def database(self, kind: DatabaseKind, name: str) -> str:
+        return self._room(kind, name)
+
+    def _room(self, kind: StoreKind, name: str) -> str:
+        name = name.replace("-", "_")
+        if kind == "postgres":
+            return self._postgres(name)
+        if kind == "mariadb":
+            return self._mariadb(name)
+        if kind == "redis":
+            self._redis_count += 1
+            return self._server(RedisServer).dsn.rpartition("/")[0] + f"/{self._redis_count % 16}"
+        return f"sqlite:{self._folder / name}.db"
+
+    def _postgres(self, name: str) -> str:
+        psycopg: Any = _library("psycopg", extra="postgres")
+        server = self._server(PostgresServer)
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            connection.execute(f"create database {name}")
+        return server.dsn.rpartition("/")[0] + f"/{name}"
+
+    def _mariadb(self, name: str) -> str:
+        pymysql: Any = _library("pymysql", extra="mysql")
+        server = self._server(MariaDBServer)
+        with pymysql.connect(host="127.0.0.1", port=server.port, user="root") as connection:
+            connection.cursor().execute(f"create database {name}")
+        return server.dsn.rpartition("/")[0] + f"/{name}"
+
+    def _server(self, kind: type[Server]) -> Server:
+        if kind not in self._running:
+            self._running[kind] = self._stack.enter_context(kind())
+        return self._running[kind]
+
+
+def _library(name: str, *, extra: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as cause:
+        raise NotInstalled(f"a campaign with {name}", extra=extra) from cause

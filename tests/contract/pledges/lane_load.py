@@ -1,0 +1,23 @@
+"""`pledge_load` on the store in the cluster itself, as a process that is killed:
+
+python lane_load.py <url of the place> <name>
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pledge_load
+from lane_places import LanePlace
+
+from avow.pledge.store import PledgeStore
+
+
+def _store_of(url: str) -> PledgeStore:
+    return LanePlace(url).open()
+
+
+if __name__ == "__main__":
+    pledge_load.store_of = _store_of
+    asyncio.run(pledge_load._main(*sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Pledges on servers that die: the database is killed with -9 while the transaction is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from barrier_databases import wait_until
+from pledge_desk import Desk, Service, served
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from avow import connect_blocking
+from avow.barrier import sqlalchemy
+from avow.client.pledge import CommittedPending, OutcomeUnknown
+from avow.errors import Unknown
+from services import MariaDBServer, PostgresServer, Server
+
+WITHDRAW = text("update accounts set amount = amount - 30")
+DRIVERS = {"postgres": (PostgresServer, "psycopg"), "mariadb": (MariaDBServer, "pymysql")}
+
+
+@pytest.fixture(params=list(DRIVERS))
+def bank(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Engine]]:
+    kind, driver = DRIVERS[request.param]
+    with kind() as server:
+        engine = create_engine(server.dsn.replace("://", f"+{driver}://"))
+        sqlalchemy.create_table(engine)
+        with engine.begin() as connection:
+            connection.execute(text("create table accounts (amount integer)"))
+            connection.execute(text("insert into accounts values (100)"))
+        yield server, engine
+        engine.dispose()
+
+
+def amount(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text("select amount from accounts")).scalar_one())
+
+
+def status_of(desk: Desk, gid: str) -> str:
+    found: Any = desk.pledge(gid)
+    return found.status if found else ""
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["before the commit", "after the commit"])
+def test_a_database_that_was_killed_is_asked_when_it_is_back(bank: tuple[Server, Engine], committed: bool) -> None:
+    server, engine = bank
+    with (
+        Desk() as desk,
+        served(Service(sqlalchemy.checkback(engine))) as service,
+        connect_blocking(desk.url, timeout_s=3.0) as client,
+    ):
+        pledge = client.pledge().call(service.url + "/in", {"amount": 30})
+        with (
+            suppress(Unknown, DBAPIError),
+            pledge.transaction(engine, checkback=service.url + "/checkback") as connection,
+        ):
+            connection.execute(WITHDRAW)
+            if committed:
+                connection.commit()
+            server.kill()
+        assert isinstance(pledge.outcome, OutcomeUnknown | CommittedPending)
+        server.start()
+        engine.dispose()
+        wait_until(lambda: status_of(desk, pledge.gid) == ("succeeded" if committed else "failed"), timeout_s=30)
+        assert len(service.calls) == committed
+        assert amount(engine) == (70 if committed else 100)

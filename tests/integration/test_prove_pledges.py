@@ -1,0 +1,49 @@
+"""`avow prove --pledges` in its short form: on every store, and on every database of a service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from avow.testing.prove_pledges.campaign import Options, prove_pledges
+from avow.testing.prove_pledges.runs import DATABASES, STORES, DatabaseKind, StoreKind
+
+
+@pytest.mark.parametrize(
+    ("stores", "databases"), [(STORES, ("sqlite",)), (("sqlite",), DATABASES)], ids=["stores", "databases"]
+)
+def test_what_is_pledged_is_delivered_if_and_only_if_it_commits_whoever_is_killed(
+    stores: tuple[StoreKind, ...], databases: tuple[DatabaseKind, ...]
+) -> None:
+    verdict = prove_pledges(
+        Options(runs=2 * len(stores) * len(databases), seed=20261115, stores=stores, databases=databases)
+    )
+    assert verdict.clean, (verdict.findings, verdict.stuck)
+    assert verdict.runs == 2 * len(stores) * len(databases)
+    assert verdict.kills["service"]
+    assert verdict.kills["coordinator"]
+    assert verdict.committed
+
+
+def test_the_command_prints_its_verdict_as_json_and_its_seed() -> None:
+    flags = ["--runs", "2", "--store", "sqlite", "--database", "sqlite", "--seed", "6", "--json"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "avow.cli", "prove", "--pledges", *flags], capture_output=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    verdict = json.loads(ran.stdout)
+    assert verdict["seed"] == 6
+    assert verdict["runs"] == 2
+    assert verdict["violations"] == {}
+
+
+def test_a_store_that_does_not_exist_is_refused() -> None:
+    flags = ["--store", "paper", "--runs", "1"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "avow.cli", "prove", "--pledges", *flags], capture_output=True, timeout=60, check=False
+    )
+    assert ran.returncode == 2
+    assert b"paper" in ran.stderr

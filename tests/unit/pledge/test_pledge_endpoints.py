@@ -1,0 +1,193 @@
+"""Places at endpoints: bounds, turns, closing, probes, parking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from pledge_world import run
+
+from avow.pledge import endpoints as module
+from avow.pledge.endpoints import Endpoints, endpoint_name
+from avow.pledge.settings import PledgeSettings
+
+
+def gate(**settings: Any) -> tuple[Endpoints, list[str]]:
+    returned: list[str] = []
+    given = {"calls_max": 4, "calls_per_endpoint_max": 2, "endpoint_failures": 3} | settings
+    return Endpoints(PledgeSettings(**given), jitter=lambda: 1.0, on_return=lambda: returned.append("back")), returned
+
+
+def scenario(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def test() -> None:
+        run(work)
+
+    test.__name__ = work.__name__
+    return test
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://shop/in?x=1", "http://shop:80"),
+        ("https://user:word@shop/in", "https://shop:443"),
+        ("http://[::1]:8080/in", "http://[::1]:8080"),
+        ("grpc://shop:50051/busi.Busi/In", "grpc://shop:50051"),
+        ("shop:50051/busi.Busi/In", "grpc://shop:50051"),
+        ("queue://orders?key=7", "queue://orders"),
+        ("http://shop:nonsense/", "http://shop:nonsense/"),
+    ],
+)
+def test_an_endpoint_is_what_a_call_can_be_hindered_by(url: str, name: str) -> None:
+    assert endpoint_name(url) == name
+
+
+@scenario
+async def test_an_endpoint_has_its_own_bound_and_calls_wait_in_order() -> None:
+    gates, _ = gate()
+    shop = gates.of("http://shop/a")
+    assert gates.of("http://shop/b") is shop
+    assert gates.enter(shop, now_s=0) is True
+    assert gates.enter(shop, now_s=0) is True
+    first, second = gates.enter(shop, now_s=0), gates.enter(shop, now_s=0)
+    assert isinstance(first, asyncio.Future)
+    assert isinstance(second, asyncio.Future)
+    gates.leave(shop, reached=True, now_s=1)
+    assert (first.done(), second.done()) == (True, False)
+    gates.leave(shop, reached=True, now_s=1)
+    assert await first
+    assert await second
+    assert gates.in_flight == 2
+
+
+@scenario
+async def test_when_all_places_are_taken_endpoints_take_turns() -> None:
+    gates, _ = gate(calls_max=2)
+    a, b, c = (gates.of(f"http://{name}/") for name in "abc")
+    assert gates.enter(a, now_s=0) is True
+    assert gates.enter(a, now_s=0) is True
+    waiting = [gates.enter(endpoint, now_s=0) for endpoint in (b, b, c)]
+    gates.leave(a, reached=True, now_s=1)
+    gates.leave(a, reached=True, now_s=1)
+    done = [isinstance(item, asyncio.Future) and item.done() for item in waiting]
+    assert done == [True, False, True]
+    gates.leave(b, reached=True, now_s=1)
+    assert isinstance(waiting[1], asyncio.Future)
+    assert waiting[1].done()
+
+
+@scenario
+async def test_who_waits_too_long_or_comes_when_too_many_wait_is_turned_away() -> None:
+    gates, _ = gate(waiting_per_endpoint_max=1, waiting_s=5.0)
+    shop = gates.of("http://shop/")
+    assert gates.enter(shop, now_s=0) is True
+    assert gates.enter(shop, now_s=0) is True
+    waiting = gates.enter(shop, now_s=0)
+    assert isinstance(waiting, asyncio.Future)
+    assert gates.enter(shop, now_s=0) is False
+    gates.sweep(4.9)
+    assert not waiting.done()
+    gates.sweep(5.0)
+    assert waiting.result() is False
+    assert gates.statistics()["calls_waiting"] == 0
+
+
+@scenario
+async def test_who_gives_up_waiting_does_not_take_the_place() -> None:
+    gates, _ = gate()
+    shop = gates.of("http://shop/")
+    for _ in range(2):
+        assert gates.enter(shop, now_s=0) is True
+    first, second = gates.enter(shop, now_s=0), gates.enter(shop, now_s=0)
+    assert isinstance(first, asyncio.Future)
+    assert isinstance(second, asyncio.Future)
+    first.cancel()
+    gates.leave(shop, reached=True, now_s=0)
+    assert second.result() is True
+    assert shop.in_flight == 2
+
+
+@scenario
+async def test_an_endpoint_that_is_not_reached_again_and_again_is_closed_and_probed() -> None:
+    gates, returned = gate(probe_interval_s=1.0, probe_interval_max_s=4.0)
+    shop = gates.of("http://shop/")
+    for _ in range(3):
+        assert gates.enter(shop, now_s=0) is True
+        gates.leave(shop, reached=False, error="refused", now_s=0)
+    assert shop.closed
+    assert "refused" in shop.reason
+    now_s = 0.0
+    for pause_s in (1.0, 2.0, 4.0, 4.0):
+        assert gates.enter(shop, now_s=now_s + pause_s - 0.01) is False
+        now_s += pause_s
+        assert gates.enter(shop, now_s=now_s) is True
+        assert gates.enter(shop, now_s=now_s) is False  # one probe at a time
+        gates.leave(shop, reached=False, error="refused", now_s=now_s)
+    assert gates.enter(shop, now_s=now_s + 4.0) is True
+    gates.leave(shop, reached=True, now_s=now_s + 4.0)
+    assert returned == ["back"]
+    assert not shop.closed
+    assert gates.enter(shop, now_s=now_s + 4.0) is True
+
+
+@scenario
+async def test_closing_turns_away_who_waits_and_an_answer_in_between_keeps_it_open() -> None:
+    gates, _ = gate()
+    shop = gates.of("http://shop/")
+    for _ in range(5):
+        for reached in (False, False, True):
+            assert gates.enter(shop, now_s=0) is True
+            gates.leave(shop, reached=reached, now_s=0)
+    assert not shop.closed
+    for _ in range(2):
+        assert gates.enter(shop, now_s=0) is True
+    waiting = gates.enter(shop, now_s=0)
+    assert isinstance(waiting, asyncio.Future)
+    shop.failures = 2
+    gates.leave(shop, reached=False, now_s=0)
+    assert shop.closed
+    assert waiting.result() is False
+
+
+@scenario
+async def test_a_cancelled_probe_leaves_room_for_the_next() -> None:
+    gates, _ = gate()
+    shop = gates.of("http://shop/")
+    for _ in range(3):
+        gates.enter(shop, now_s=0)
+        gates.leave(shop, reached=False, now_s=0)
+    assert gates.enter(shop, now_s=10) is True
+    gates.withdraw(shop)
+    assert gates.enter(shop, now_s=10) is True
+
+
+@scenario
+async def test_what_is_parked_comes_out_in_order_and_as_there_is_room() -> None:
+    gates, _ = gate()
+    shop = gates.of("http://shop/")
+    for number in range(10):
+        gates.park(shop, f"g{number}")
+    assert gates.room(shop, now_s=0) == 4
+    assert gates.unpark(shop, 4) == ["g0", "g1", "g2", "g3"]
+    for number in range(3):
+        gates.enter(shop, now_s=0)
+        gates.leave(shop, reached=False, gid=f"called{number}", now_s=0)
+    assert gates.room(shop, now_s=0) == 0
+    assert gates.room(shop, now_s=100) == 1
+    gates.hasten("http://shop/x")
+    assert gates.room(shop, now_s=0) == 1
+    assert gates.unpark(shop, 100)[-4:] == ["g9", "called0", "called1", "called2"]
+    assert gates.parking() == ()
+
+
+@scenario
+async def test_endpoints_that_nobody_uses_are_forgotten() -> None:
+    gates, _ = gate()
+    busy = gates.of("http://busy/")
+    gates.enter(busy, now_s=0)
+    for number in range(module.ENDPOINTS_MAX + 10):
+        gates.of(f"http://host{number}/")
+    assert gates.statistics()["endpoints"] <= module.ENDPOINTS_MAX
+    assert gates.of("http://busy/") is busy
