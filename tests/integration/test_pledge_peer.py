@@ -359,6 +359,18 @@ def test_settings_of_pledges_are_heeded(tmp_path: Path) -> None:
         assert set(alert) == {"gid", "status", "branch", "error", "retry_count"}
 
 
+def test_a_finished_pledge_is_remembered_for_its_time_and_no_longer(tmp_path: Path) -> None:
+    """It is looked after now and then, and when a peer starts."""
+    store = f"sqlite:{tmp_path / 'pledges.db'}"
+    with serving(tmp_path, pledge_store=store) as peer:
+        wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
+        assert submit(peer, "over", {"url": ""}, wait_result=True).json["delivery"] == "succeeded"
+    with serving(tmp_path, pledge_store=store) as peer:
+        assert show(peer, "over")["status"] == "succeeded"
+    with serving(tmp_path, pledge_store=store, pledge_keep_s=0.1) as peer:
+        wait_until(lambda: peer.ask("GET", "/v1/pledges/over").status == 404)
+
+
 def test_metrics_tell_of_pledges(peer: PeerProcess, service: Service) -> None:
     submit(peer, "measured", {"url": service.url("/in")}, wait_result=True)
     text = peer.ask("GET", "/metrics").body.decode()

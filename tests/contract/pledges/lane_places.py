@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from pledge_places import Kind, Place
 
+from avow.limits import MIB
 from avow.peer.links import Links
 from avow.peer.pledges.lane_store import QUEUE, LaneStore
 from avow.peer.pledges.operations import run_of
@@ -28,7 +29,10 @@ from avow.peer.settings import Settings
 from avow.pledge.record import NEVER_MS, Pledge, Progress
 from avow.pledge.store import Filter, Page, PledgeStore, Topic
 from avow.storage.filestore import FileStore
+from avow.storage.recovery import Sizes
 from services import Server
+
+SIZES = Sizes(wal_segment_bytes=16 * MIB)  # many peers are made here, and a log is filled with zeros at once
 
 
 class LanePeers:
@@ -93,7 +97,7 @@ async def _peer(folder: Path, number: int, founders: dict[int, str]) -> Peer:
     told = ",".join(f"{n}={address}" for n, address in founders.items())
     settings = Settings(data=str(folder), peer_listen=founders[number], number=number, founders=told)
     cluster, identity, opened, book = await asyncio.to_thread(claim_folder, settings)
-    store = FileStore(opened.files, call_soon=asyncio.get_running_loop().call_soon_threadsafe)
+    store = FileStore(opened.files, sizes=SIZES, call_soon=asyncio.get_running_loop().call_soon_threadsafe)
     image = await asyncio.to_thread(store.load)
     peer = Peer(
         settings=settings, cluster=cluster, identity=identity, folder=opened, store=store, image=image, book=book

@@ -178,7 +178,17 @@ def topic_view(topic: store.Topic) -> shapes.Topic:
 
 def request_of(gid: str, asked: shapes.NewPledge) -> Content:
     """Raises InvalidRequest."""
-    options = Options(**{name: getattr(asked, name) for name in _OPTIONS})
+    options = Options(
+        asked.wait_result,
+        asked.concurrent,
+        asked.timeout_to_fail_s,
+        asked.request_timeout_s,
+        asked.retry_interval_s,
+        asked.retry_limit,
+        asked.branch_headers,
+        asked.delay_s,
+        asked.not_before_ms,
+    )
     return Content(
         gid,
         checkback=asked.checkback,

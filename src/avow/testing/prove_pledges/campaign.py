@@ -125,10 +125,15 @@ class Campaign:
         found, stuck = list[Found](), list[str]()
         with ThreadPoolExecutor(GROUNDS_AT_ONCE) as pool:
             tried = [pool.submit(self._try, cell, [r for r in runs if (r.store, r.database) == cell]) for cell in cells]
-            for future in tried:
-                findings, why = future.result()
-                found += findings
-                stuck += [why] if why else []
+            try:
+                for future in tried:
+                    findings, why = future.result()
+                    found += findings
+                    stuck += [why] if why else []
+            except BaseException:  # an interrupt: what has begun ends after its run
+                self._stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return self._verdict(runs, found, "; ".join(stuck))
 
     def _try(self, cell: tuple[StoreKind, DatabaseKind], runs: list[Run]) -> tuple[list[Found], str]:

@@ -43,6 +43,7 @@ class Servers:
         if kind == "mariadb":
             return self._mariadb(name)
         if kind == "redis":
+            _library("redis", extra="redis")
             self._redis_count += 1
             return self._server(RedisServer).dsn.rpartition("/")[0] + f"/{self._redis_count % 16}"
         return f"sqlite:{self._folder / name}.db"
