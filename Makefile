@@ -41,12 +41,12 @@ fmt: install
 	@$(BIN)/ruff check --fix src tests benchmarks examples
 
 web: $(WEBCLIENTS)       ## what tests in a browser need: Chromium, and published WebChannel clients
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's chromium ..." && { apt-get install -y -qq chromium >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; } \
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's chromium ..." && { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }; }; } \
 	  || { echo "make: tests in a browser need Chromium; install it (apt-get install chromium) and call make again"; exit 1; }
 
 services:               ## databases that tests start for themselves: PostgreSQL, MariaDB, Redis
 	@{ { ls /usr/lib/postgresql/*/bin/postgres || command -v postgres; } && { command -v mariadbd || ls /usr/sbin/mariadbd; } && command -v redis-server; } >/dev/null 2>&1 \
-	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's postgresql, mariadb-server and redis-server ..." && { apt-get install -y -qq postgresql mariadb-server redis-server >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq postgresql mariadb-server redis-server >/dev/null; }; }; } \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's postgresql, mariadb-server and redis-server ..." && { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql mariadb-server redis-server >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql mariadb-server redis-server >/dev/null; }; }; } \
 	  || { echo "make: tests need PostgreSQL, MariaDB and Redis; install them (apt-get install postgresql mariadb-server redis-server) and call make again"; exit 1; }
 
 $(WEBCLIENTS): tests/webclients/package.json tests/webclients/package-lock.json
