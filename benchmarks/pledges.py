@@ -8,14 +8,18 @@
                              the delivery, under full load and at a steady rate
 
 64 callers, each with one request on its way. Rounds of all ways are taken in turn, and the median of each is compared:
-what the machine does meanwhile hits all of them. `python -m benchmarks pledges`; `... pledges --seconds 10 --rounds 5`.
+what the machine does meanwhile hits all of them. Who is not measured stands still (SIGSTOP). Beside the rates there is
+the processor time that a pledge costs its coordinator, which says more on a machine that is not alone.
+`python -m benchmarks pledges`; `... pledges --seconds 10 --rounds 5`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -36,6 +40,7 @@ from benchmarks.pledges_load import CALLERS, Bench, Load
 
 SECONDS: Final = 6.0
 ROUNDS: Final = 3
+WARM_S: Final = 1.0
 STEADY_PAUSE_S: Final = 0.2  # of each caller: some 300 pledges a second
 PER_S_MIN: Final = 3_000
 TO_BY_HAND_MIN: Final = 3.0
@@ -60,16 +65,24 @@ WORK: Final = "insert into works values ($1)"
 BARRIER: Final = "insert into rows_of_barrier values ($1, '00', 'msg', '01', 'msg') on conflict do nothing"
 OUTBOX: Final = "insert into outbox (gid) values ($1)"
 
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
 Way = Callable[[], Awaitable[Load]]
 
 
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
 class Ways:
-    """Everything that is measured, started and ready. One name, one way."""
+    """Everything that is measured, started and ready, and standing still. One name, one way."""
 
     def __init__(self, stack: ExitStack, folder: Path, seconds: float) -> None:
-        self._stack, self._folder, self._seconds = stack, folder, seconds
+        self._stack, self._folder, self.seconds = stack, folder, seconds
         self._server = stack.enter_context(PostgresServer())
         self._ports: dict[str, int] = {}
+        self._pids: dict[str, int] = {}
 
     async def start(self, tasks: AsyncExitStack) -> dict[str, Way]:
         dsn = self._server.dsn
@@ -82,24 +95,47 @@ class Ways:
         for name, store in stores.items():
             cluster = LocalCluster(1, folder=self._folder / name, settings={"pledge_store": store})
             self._ports[name] = urlsplit(self._stack.enter_context(cluster).api(1)).port or 0
+            self._pids[name] = cluster.pid(1)
         by_hand = Program("by-hand", [*_PLAIN, "--kind", "coordinator", "--dsn", dsn], folder=self._folder)
         self._ports["by hand"] = self._stack.enter_context(by_hand).start().port
+        self._pids["by hand"] = by_hand.pid
         branch = f"http://127.0.0.1:{self.bench.port}/in"
-        outbox = [*_PLAIN, "--kind", "outbox", "--dsn", dsn, "--branch", branch]
-        self._stack.enter_context(Program("outbox", outbox, folder=self._folder)).start()
+        command = [*_PLAIN, "--kind", "outbox", "--dsn", dsn, "--branch", branch]
+        outbox = self._stack.enter_context(Program("outbox", command, folder=self._folder)).start()
+        self._pids["outbox"] = outbox.pid
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGSTOP)
         return {
             **{name: self._pledging(name) for name in self._ports},
             "pgbench": self._pgbench,
             "pledge with work": self._pledging("lane", work=self._work_and(BARRIER)),
-            "outbox with work": lambda: self.bench.outbox(self._work_and(OUTBOX), seconds=self._seconds),
+            "outbox with work": self._polling(),
             "pledge, steady": self._pledging("lane", work=self._work_and(BARRIER), pause_s=STEADY_PAUSE_S),
-            "outbox, steady": lambda: self.bench.outbox(
-                self._work_and(OUTBOX), seconds=self._seconds, pause_s=STEADY_PAUSE_S
-            ),
+            "outbox, steady": self._polling(pause_s=STEADY_PAUSE_S),
         }
 
     def _pledging(self, name: str, **options: Any) -> Way:
-        return lambda: self.bench.pledges(self._ports[name], seconds=self._seconds, **options)
+        port = self._ports[name]
+        return self._awake(name, lambda: self.bench.pledges(port, seconds=self.seconds, **options))
+
+    def _polling(self, **options: Any) -> Way:
+        work = self._work_and(OUTBOX)
+        return self._awake("outbox", lambda: self.bench.outbox(work, seconds=self.seconds, **options))
+
+    def _awake(self, name: str, way: Way) -> Way:
+        """Only this one runs, and what it used of the processor is noted."""
+        pid = self._pids[name]
+
+        async def measured() -> Load:
+            os.kill(pid, signal.SIGCONT)
+            before_s = cpu_s(pid)
+            try:
+                load = await way()
+            finally:
+                os.kill(pid, signal.SIGSTOP)
+            return msgspec.structs.replace(load, cpu_us=round(1e6 * (cpu_s(pid) - before_s) / load.count))
+
+        return measured
 
     def _work_and(self, statement: str) -> Callable[[str], Awaitable[None]]:
         async def work(gid: str) -> None:
@@ -113,7 +149,7 @@ class Ways:
         script = self._folder / "pgbench.sql"
         script.write_text(PGBENCH)
         where = ["-h", "127.0.0.1", "-p", str(self._server.port), "-U", "postgres"]
-        how = ["-n", "-c", str(CALLERS), "-j", "2", "-M", "prepared", "-T", str(max(1, round(self._seconds)))]
+        how = ["-n", "-c", str(CALLERS), "-j", "2", "-M", "prepared", "-T", str(max(1, round(self.seconds)))]
         ran = subprocess.run(
             [program("pgbench"), *where, *how, "-f", str(script), "postgres"],
             capture_output=True,
@@ -134,6 +170,10 @@ async def measure(ways: Ways, *, rounds: int) -> dict[str, list[Load]]:
     found: dict[str, list[Load]] = {}
     async with AsyncExitStack() as tasks:
         made = await ways.start(tasks)
+        wanted_s, ways.seconds = ways.seconds, WARM_S
+        for way in made.values():  # the first pledges make lanes, tables and connections
+            await way()
+        ways.seconds = wanted_s
         for number in range(rounds):
             for name, way in made.items():
                 load = await way()
@@ -156,15 +196,19 @@ def throughput(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> dict[str, o
 def judged(found: dict[str, list[Load]]) -> dict[str, object]:
     rates = {name: statistics.median(load.per_s for load in loads) for name, loads in found.items()}
     waits = {name: statistics.median(load.p50_ms for load in loads) for name, loads in found.items()}
+    costs = {name: statistics.median(load.cpu_us for load in loads) for name, loads in found.items()}
     stores = ("lane", "sqlite", "postgres")
     to_hand = {name: round(rates[name] / rates["by hand"], 2) for name in stores}
     to_pgbench = {name: round(rates[name] / rates["pgbench"], 2) for name in stores}
     for name in stores:
         print(
             f"{name:<9} {rates[name]:>7,.0f} pledges/s = {to_hand[name]} x by hand, {to_pgbench[name]} x pgbench"
-            f"; p50 from submit to delivery {waits[name]:g} ms"
+            f"; {costs[name]:g} µs of the processor; p50 from submit to delivery {waits[name]:g} ms"
         )
-    print(f"by hand   {rates['by hand']:>7,.0f}/s, p50 {waits['by hand']:g} ms; pgbench {rates['pgbench']:,.0f}/s")
+    print(
+        f"by hand   {rates['by hand']:>7,.0f}/s; {costs['by hand']:g} µs, and the database's; p50 {waits['by hand']:g} "
+        f"ms; pgbench {rates['pgbench']:,.0f}/s"
+    )
     for name in ("with work", "steady"):
         pledge, outbox = f"pledge{_comma(name)}", f"outbox{_comma(name)}"
         print(

@@ -24,12 +24,16 @@ Work = Callable[[str], Awaitable[None]]
 
 
 class Load(Struct, frozen=True):
-    """Of one way: pledges delivered a second, until the last one arrived; milliseconds from commit to delivery."""
+    """Of one way: pledges delivered a second, until the last one arrived; milliseconds from commit to delivery.
+
+    `cpu_us`: processor time of the coordinator for one.
+    """
 
     per_s: float
     count: int
     p50_ms: float
     p99_ms: float
+    cpu_us: float = 0.0
 
 
 class Branch(asyncio.Protocol):
