@@ -26,12 +26,13 @@ DRIVERS = {"postgres": (PostgresServer, "psycopg"), "mariadb": (MariaDBServer, "
 def bank(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Engine]]:
     kind, driver = DRIVERS[request.param]
     with kind() as server:
-        engine = create_engine(server.dsn.replace("://", f"+{driver}://"))
+        engine = create_engine(server.dsn.replace("://", f"+{driver}://"), pool_pre_ping=True)
         sqlalchemy.create_table(engine)
         with engine.begin() as connection:
             connection.execute(text("create table accounts (amount integer)"))
             connection.execute(text("insert into accounts values (100)"))
         yield server, engine
+        wait_until(lambda: engine.pool.checkedout() == 0, timeout_s=10)  # type: ignore[attr-defined]
         engine.dispose()
 
 
@@ -64,7 +65,6 @@ def test_a_database_that_was_killed_is_asked_when_it_is_back(bank: tuple[Server,
             server.kill()
         assert isinstance(pledge.outcome, OutcomeUnknown | CommittedPending)
         server.start()
-        engine.dispose()
         wait_until(lambda: status_of(desk, pledge.gid) == ("succeeded" if committed else "failed"), timeout_s=30)
         assert len(service.calls) == committed
         assert amount(engine) == (70 if committed else 100)
