@@ -191,6 +191,12 @@ class AlreadyDecided(Refused):
     code = "ALREADY_DECIDED"
 
 
+class Incomplete(Refused):
+    """A part of a transaction does not have the messages that a publish says it has."""
+
+    code = "INCOMPLETE"
+
+
 class UnknownPledge(Refused):
     code = "UNKNOWN_PLEDGE"
     http_status = 404

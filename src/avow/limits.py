@@ -41,6 +41,7 @@ DECIDED_TRANSACTIONS_COUNT: Final = 65_536
 OPEN_TRANSACTIONS_COUNT: Final = 1_024
 VISIBLE_BATCHES_COUNT: Final = 4_000_000  # in one lane: 8 bytes each in memory and in every snapshot
 STAGED_BATCHES_COUNT: Final = 65_536  # in one open transaction
+TRANSACTION_PARTS_COUNT_MAX: Final = 4_096  # that one publish names: they fit into an entry's control bytes
 SUBSCRIBERS_COUNT: Final = 4_096
 
 # The metadata lane

@@ -17,7 +17,7 @@ import avow
 from avow.client.client import Client
 from avow.client.outcomes import Done
 from avow.client.queue import Queue
-from avow.errors import AvowError, InvalidRequest, NotEqual, UnknownQueue
+from avow.errors import AlreadyDecided, AvowError, Incomplete, InvalidRequest, NotEqual, UnknownQueue
 from avow.testing.cluster import LocalCluster
 
 WRITERS = 8
@@ -170,6 +170,49 @@ def test_a_transaction_is_visible_whole_or_not_at_all(three: LocalCluster) -> No
             await fail()
         got = [value async for batch in queue.read() for value in batch.values()]
         assert got == [b"between", b"1", b"2", b"3"]
+
+    run(three, work)
+
+
+def test_parts_that_count_are_published_once_and_attempts_that_were_given_up_are_dropped(three: LocalCluster) -> None:
+    async def work(client: Client) -> None:
+        await client.create_queue("parted", lanes=2)
+        queue = client.queue("parted")
+        job = {part: queue.transaction("job", part=part) for part in (1, 2, 3)}
+        for part, attempt in job.items():
+            await attempt.enqueue_many([b"%d-a" % part, b"%d-b" % part], lane=part % 2)
+
+        async def fail() -> None:
+            async with queue.transaction("job", part=4) as failing:
+                await failing.enqueue(b"4", lane=1)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        driver = queue.transaction("job")
+        with pytest.raises(Incomplete):
+            await queue.transaction("job").publish_parts({0: {2: 3}})
+        published = await driver.publish_parts({0: {2: 2}, 1: {3: 2}})
+        assert [(done.lane, done.first_version, done.last_version) for done in published] == [(0, 1, 2), (1, 1, 2)]
+        with pytest.raises(AlreadyDecided):
+            await queue.transaction("job", part=9).enqueue(b"again", lane=0)
+        assert await queue.transaction("job").publish_parts({0: {9: 1}, 1: {8: 1}}) == published
+        got = sorted([value async for batch in queue.read() for value in batch.values()])
+        assert got == [b"2-a", b"2-b", b"3-a", b"3-b"]
+
+    run(three, work)
+
+
+def test_parts_that_are_discarded_leave_the_name_free(three: LocalCluster) -> None:
+    async def work(client: Client) -> None:
+        await client.create_queue("aborted")
+        queue = client.queue("aborted")
+        await queue.transaction("job", part=1).enqueue(b"1")
+        await queue.transaction("job").discard_parts({0: [1, 7]})
+        again = queue.transaction("job", part=2)
+        await again.enqueue(b"2")
+        assert again.staged == {0: 1}
+        assert (await again.publish_parts({0: {2: 1}}))[0].last_version == 1
 
     run(three, work)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
@@ -28,8 +28,9 @@ from avow.client.loop_thread import LoopThread
 from avow.client.metadata import Level, QueueInfo, Retention, Strategy, SubscriberInfo
 from avow.client.outcomes import Done
 from avow.client.pledge_draft import PledgeOptions
+from avow.client.pledge_outcomes import PledgePage
 from avow.client.queue import After, Queue
-from avow.client.reading import READ_SIZE_BYTES, ReadBatch, StoredMessage
+from avow.client.reading import READ_COUNT_MAX, READ_SIZE_BYTES, ReadBatch, StoredMessage
 from avow.client.transaction import DEADLINE_S, Transaction
 from avow.errors import AvowError, InvalidRequest
 
@@ -121,6 +122,9 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         """As `Client.pledge`: `with client.pledge().call(...).transaction(engine, checkback=...) as connection`."""
         return BlockingPledge(self._thread, self._client.pledge(gid, **options))
 
+    def pledges(self, *, position: str = "", limit: int = limits.PLEDGE_PAGE_COUNT_MAX) -> PledgePage:
+        return self._thread.run(self._client.pledges(position=position, limit=limit))
+
     def status(self) -> dict[str, Any]:
         return self._thread.run(self._client.status())
 
@@ -177,8 +181,19 @@ class BlockingTransaction(AbstractContextManager["BlockingTransaction"]):
         work = self._transaction.enqueue_many(values, keys=keys, headers=headers, times=times, lane=lane)
         self._thread.run(work)
 
+    @property
+    def staged(self) -> dict[int, int]:
+        """Lane -> messages staged there."""
+        return self._transaction.staged
+
     def publish(self) -> list[Done]:
         return self._thread.run(self._transaction.publish())
+
+    def publish_parts(self, parts: Mapping[int, Mapping[int, int]]) -> list[Done]:
+        return self._thread.run(self._transaction.publish_parts(parts))
+
+    def discard_parts(self, parts: Mapping[int, Collection[int]]) -> None:
+        self._thread.run(self._transaction.discard_parts(parts))
 
     def discard(self) -> None:
         self._thread.run(self._transaction.discard())
@@ -271,13 +286,18 @@ class BlockingQueue:
     def outcome(self, write_id: bytes, *, lane: int | None = None) -> list[Done]:
         return self._thread.run(self._queue.outcome(write_id, lane=lane))
 
-    def transaction(self, name: str | None = None, *, deadline_s: float = DEADLINE_S) -> BlockingTransaction:
-        return BlockingTransaction(self._thread, self._queue.transaction(name, deadline_s=deadline_s))
+    def transaction(
+        self, name: str | None = None, *, deadline_s: float = DEADLINE_S, part: int = 0
+    ) -> BlockingTransaction:
+        return BlockingTransaction(self._thread, self._queue.transaction(name, deadline_s=deadline_s, part=part))
 
     # ------------------------------------------------------------------- reading
 
     def info(self) -> QueueInfo:
         return self._thread.run(self._queue.info())
+
+    def survey(self, *, confirmed: bool = False) -> QueueInfo:
+        return self._thread.run(self._queue.survey(confirmed=confirmed))
 
     def read(
         self,
@@ -299,12 +319,42 @@ class BlockingQueue:
         """Without end; leaving the loop over it ends it."""
         return self._iterate(self._queue.follow_pages(after=after, lane=lane, subscriber=subscriber))
 
+    def pages(
+        self,
+        *,
+        after: int = 0,
+        lane: int,
+        level: Level = "local",
+        at_least: int = 0,
+        until: int | None = None,
+        max_bytes: int = READ_SIZE_BYTES,
+        max_count: int = READ_COUNT_MAX,
+        preferred: int = 0,
+    ) -> Iterator[list[ReadBatch]]:
+        """As `read` of one lane, but all batches of one answer at a time; the next answer is on its way meanwhile."""
+        return self._iterate_pages(
+            self._queue.pages(
+                after=after,
+                lane=lane,
+                level=level,
+                at_least=at_least,
+                until=until,
+                max_bytes=max_bytes,
+                max_count=max_count,
+                preferred=preferred,
+            )
+        )
+
     def _iterate(self, pages: AsyncGenerator[list[ReadBatch], None]) -> Iterator[BlockingBatch]:
+        for batches in self._iterate_pages(pages):
+            for batch in batches:
+                yield BlockingBatch(self._thread, batch)
+
+    def _iterate_pages(self, pages: AsyncGenerator[list[ReadBatch], None]) -> Iterator[list[ReadBatch]]:
         self._thread.generators.add(pages)
         try:
             while (batches := self._thread.run(_next_page(pages))) is not None:
-                for batch in batches:
-                    yield BlockingBatch(self._thread, batch)
+                yield batches
         finally:
             self._thread.generators.discard(pages)
             self._thread.finish(_end(pages))

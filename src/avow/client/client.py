@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -25,6 +26,7 @@ from avow.client.metadata import QueueInfo, Retention, Strategy, path_of, queue_
 from avow.client.observer import Event, observed
 from avow.client.pledge import Options, Pledge
 from avow.client.pledge_draft import PledgeOptions
+from avow.client.pledge_outcomes import PledgePage, read_page
 from avow.client.producer import Producer
 from avow.client.queue import Queue
 from avow.client.saved import Store
@@ -167,6 +169,11 @@ class Client:
         `gid`: an id of your own, for a request that may be repeated; it stands for one content for ever.
         """
         return Pledge(self._cluster, gid, Options(**options))
+
+    async def pledges(self, *, position: str = "", limit: int = limits.PLEDGE_PAGE_COUNT_MAX) -> PledgePage:
+        """What the coordinator knows of every pledge, a page at a time; finished ones are forgotten some day."""
+        asked = urlencode({"limit": limit, "position": position} if position else {"limit": limit})
+        return read_page((await self._cluster.call(b"GET", path_of("pledges") + b"?" + asked.encode())).body)
 
     # --------------------------------------------------------------------- peers
 

@@ -166,8 +166,12 @@ class Outbox:
     @property
     def coordinator(self) -> int:
         """Of the first two-phase lane; 0 if unknown."""
-        first = self._senders[0] if self._senders else None
-        return first.coordinator if isinstance(first, LaneSender) else 0
+        return self.coordinator_of(0)
+
+    def coordinator_of(self, lane: int) -> int:
+        """Of a two-phase lane, as last heard; 0 if unknown."""
+        sender = self._senders[lane] if lane < len(self._senders) else None
+        return sender.coordinator if isinstance(sender, LaneSender) else 0
 
     def _pending_for(self, key: bytes | None, lane: int | None) -> Pending:
         if self.info is not None and self.info.pubsub:

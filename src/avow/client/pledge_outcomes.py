@@ -87,7 +87,15 @@ class PledgeAnswer(Struct, frozen=True):
     last_error: str = ""
 
 
+class PledgePage(Struct, frozen=True):
+    """A page of a cluster's pledges, newest first. `next_position` is where the next one begins, empty at the end."""
+
+    pledges: tuple[PledgeAnswer, ...] = ()
+    next_position: str = ""
+
+
 read_answer: Final = reader_of(PledgeAnswer)
+read_page: Final = reader_of(PledgePage)
 _PENDING: Final[dict[str, PendingState]] = {
     "prepared": "prepared",
     "delayed": "delayed",

@@ -26,7 +26,8 @@ from avow.client.metadata import (
 )
 from avow.client.outbox import Outbox
 from avow.client.outcomes import Done, read_written
-from avow.client.reading import READ_SIZE_BYTES, LaneReader, ReadBatch, StoredMessage, read_stored
+from avow.client.reading import READ_COUNT_MAX, READ_SIZE_BYTES, LaneReader, ReadBatch, StoredMessage, read_stored
+from avow.client.survey import survey
 from avow.client.transaction import DEADLINE_S, Transaction
 from avow.errors import InvalidRequest
 
@@ -130,15 +131,25 @@ class Queue:
         spans = read_written(answer.body).written
         return [Done(self.name, span.lane, span.first_version, span.last_version, write_id) for span in spans]
 
-    def transaction(self, name: str | None = None, *, deadline_s: float = DEADLINE_S) -> Transaction:
-        """Staged writes: visible together when the block ends, discarded if it raises."""
-        return Transaction(self._cluster, self._outbox, name=name, deadline_s=deadline_s)
+    def transaction(self, name: str | None = None, *, deadline_s: float = DEADLINE_S, part: int = 0) -> Transaction:
+        """Staged writes: visible together when the block ends, discarded if it raises.
+
+        With a `part`, one of several writers of it: somebody calls `publish_parts`, see `avow.client.transaction`.
+        """
+        return Transaction(self._cluster, self._outbox, name=name, deadline_s=deadline_s, part=part)
 
     # ------------------------------------------------------------------- reading
 
     async def info(self) -> QueueInfo:
         """The queue as it is now: lanes, ends, coordinators."""
         return await self._outbox.asked()
+
+    async def survey(self, *, confirmed: bool = False) -> QueueInfo:
+        """As `info`, put together from what all peers say: the furthest end of each lane.
+
+        `confirmed`: of a two-phase queue, no end is before a write that was done when this was called.
+        """
+        return await survey(self._cluster, self.name, confirmed=confirmed)
 
     async def read(
         self,
@@ -170,8 +181,10 @@ class Queue:
         at_least: int = 0,
         until: int | None = None,
         max_bytes: int = READ_SIZE_BYTES,
+        max_count: int = READ_COUNT_MAX,
+        preferred: int = 0,
     ) -> AsyncGenerator[list[ReadBatch], None]:
-        """As `read`, but all batches of one answer at a time."""
+        """As `read`, but all batches of one answer at a time. `preferred`: the number of the peer to ask first."""
         info = await (self.info() if lane is None else self._outbox.known())
         lanes = [found.lane for found in info.lanes] if lane is None else [lane]
         if len(lanes) > 1 and not isinstance(after, Mapping) and (after or until is not None):
@@ -185,6 +198,8 @@ class Queue:
                 lane=number,
                 after=start or trimmed.get(number, 0),
                 max_bytes=max_bytes,
+                max_count=max_count,
+                preferred=preferred,
             )
             floor = self._outbox.seen.get(number, 0)
             own = level == "local" and floor > reader.after

@@ -27,7 +27,7 @@ from avow.errors import InvalidRequest
 from avow.wire.batch import Batch
 from avow.wire.columns import plain_value_span
 from avow.wire.ranges import CONTENT_TYPE, Range, parse_ranges
-from avow.wire.record import read_record
+from avow.wire.record import read_header, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -105,6 +105,16 @@ class ReadBatch:
     @property
     def last_version(self) -> int:
         return self.first_version + self.count - 1
+
+    @property
+    def created_ms(self) -> int:
+        """When the batch was made: the time of messages that have none of their own."""
+        return read_header(self._range.record, verify=False)[13]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the record that holds it."""
+        return len(self._range.record)
 
     def __len__(self) -> int:
         return self.count

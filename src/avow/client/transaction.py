@@ -11,14 +11,21 @@ transaction over several lanes is complete in each, but a reader may see one lan
 
 Staging, publishing and discarding are all repeated until a peer confirms them, which is safe: a staged batch has a
 write id, and the two decisions are made once.
+
+Several programs may fill one transaction: they use the same name, each stages under a `part` of its own, and one of
+them calls `publish_parts` with what counts (`staged` says it, and can be sent to whoever publishes). Parts that are not
+named, of attempts that failed, are dropped with it. A published transaction is remembered, so a repetition of the whole
+work stages nothing (`enqueue_many` raises AlreadyDecided) and publishes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import urandom
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import json
 
 from avow import limits
 from avow.client.batching import Batch, Headers
@@ -37,10 +44,13 @@ DEADLINE_S: Final = 60.0
 
 
 class Transaction:
-    def __init__(self, cluster: Cluster, outbox: Outbox, *, name: str | None, deadline_s: float) -> None:
+    def __init__(self, cluster: Cluster, outbox: Outbox, *, name: str | None, deadline_s: float, part: int = 0) -> None:
         if not 0 < deadline_s <= limits.STAGE_DEADLINE_S_MAX:
             raise InvalidRequest(f"a deadline is between 0 and {limits.STAGE_DEADLINE_S_MAX:g} s, not {deadline_s:g}")
-        self._cluster, self._outbox, self._deadline_s = cluster, outbox, deadline_s
+        if not 0 <= part <= 1 << 62:
+            raise InvalidRequest(f"a part is a number from 1 to {1 << 62}, or 0 for none, not {part}")
+        self._cluster, self._outbox, self._deadline_s, self.part = cluster, outbox, deadline_s, part
+        self.staged: dict[int, int] = {}  # lane -> messages staged there
         self.name = name or urandom(16).hex()
         self.published: list[Done] = []
         self._lanes: dict[int, bytes] = {}  # lanes something was staged in, with the last write id there
@@ -84,7 +94,8 @@ class Transaction:
             for span in split(columns.sizes(numbers)):
                 batch = Batch(deadline=0.0)
                 columns.fill(batch, numbers[span.start : span.stop])
-                await self._stage(found, batch)
+                self._lanes[found] = batch.write_id
+                await self.stage_record(found, batch.encode(), write_id=batch.write_id, count=len(span))
 
     def _lane_for(self, key: bytes | None, lane: int | None) -> int:
         """Messages without a key stay in one lane of the transaction: only a lane is published at one moment."""
@@ -92,10 +103,15 @@ class Transaction:
             return next(iter(self._lanes))
         return self._outbox.lane_of(key, lane)
 
-    async def _stage(self, lane: int, batch: Batch) -> None:
+    async def stage_record(self, lane: int, record: Buffer, *, write_id: bytes, count: int) -> None:
+        """Stage a batch that is encoded already (`avow.wire`), with this write id and so many messages."""
+        self._lanes[lane] = write_id
         target = self._path("messages") + b"?lane=%d&deadline_s=%g" % (lane, self._deadline_s)
-        self._lanes[lane] = batch.write_id
-        await self._cluster.call(b"POST", target, headers=BATCH, body=batch.encode(), write_id=batch.write_id)
+        if self.part:
+            target += b"&part=%d" % self.part
+        preferred = self._outbox.coordinator_of(lane)
+        await self._cluster.call(b"POST", target, headers=BATCH, body=record, write_id=write_id, preferred=preferred)
+        self.staged[lane] = self.staged.get(lane, 0) + count
 
     # ----------------------------------------------------------------- decisions
 
@@ -104,13 +120,34 @@ class Transaction:
         self._decide("published")
         self.published = []
         for lane, write_id in self._lanes.items():
-            target = self._path("publish") + b"?lane=%d" % lane
-            answer = await self._cluster.call(b"POST", target, headers=JSON, write_id=write_id)
-            for span in read_written(answer.body).published:
-                done = Done(self._outbox.queue, span.lane, span.first_version, span.last_version, write_id)
-                self.published.append(done)
-                self._outbox.seen[span.lane] = max(span.last_version, self._outbox.seen.get(span.lane, 0))
+            self.published += await self._publish(lane, write_id)
         return self.published
+
+    async def publish_parts(self, parts: Mapping[int, Mapping[int, int]]) -> list[Done]:
+        """`parts`: of each lane {part: how many messages it has there}. Raises Incomplete when one has another number.
+
+        Whatever else the transaction has in these lanes is dropped. May be repeated, also by another program.
+        """
+        self._decide("published")
+        self.published = []
+        for lane, counts in sorted(parts.items()):
+            self.published += await self._publish(lane, self._lanes.get(lane, b""), counts)
+        return self.published
+
+    async def _publish(self, lane: int, write_id: bytes, parts: Mapping[int, int] | None = None) -> list[Done]:
+        target = self._path("publish") + b"?lane=%d" % lane
+        answer = await self._cluster.call(b"POST", target, headers=JSON, body=_parts(parts), write_id=write_id)
+        found = []
+        for span in read_written(answer.body).published:
+            found.append(Done(self._outbox.queue, span.lane, span.first_version, span.last_version, write_id))
+            self._outbox.seen[span.lane] = max(span.last_version, self._outbox.seen.get(span.lane, 0))
+        return found
+
+    async def discard_parts(self, parts: Mapping[int, Collection[int]]) -> None:
+        """`parts` of each lane are dropped; nothing is decided about the transaction. May be repeated."""
+        for lane, dropped in sorted(parts.items()):
+            body = _parts(dict.fromkeys(dropped, 0))
+            await self._cluster.call(b"POST", self._path("discard") + b"?lane=%d" % lane, headers=JSON, body=body)
 
     async def discard(self) -> None:
         """Drop it all. May be repeated."""
@@ -124,13 +161,13 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._decided:
+        if self._decided or (error is None and self.part):
             return
         if error is None:
             await self.publish()
             return
         try:
-            await self.discard()
+            await (self.discard_parts(dict.fromkeys(self._lanes, (self.part,))) if self.part else self.discard())
         except AvowError as refusal:
             error.add_note(f"and the staged messages could not be discarded; they expire by themselves: {refusal}")
 
@@ -145,3 +182,9 @@ class Transaction:
     def _require_open(self) -> None:
         if self._decided:
             raise InvalidRequest(f"transaction {self.name} is {self._decided} already; begin another")
+
+
+def _parts(parts: Mapping[int, int] | None) -> bytes:
+    if parts is None:
+        return b""
+    return json.encode({"parts": [{"part": part, "messages": count} for part, count in parts.items()]})

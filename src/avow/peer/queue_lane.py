@@ -26,12 +26,13 @@ from avow.peer.answers import Done
 from avow.peer.answers import Refusal as Foreclosed
 from avow.peer.backfill import HISTORY, Backfill
 from avow.peer.lane import TwoPhaseLane, Write
-from avow.queue.commands import RetentionRules, TransactionCommand, encode
+from avow.queue.commands import RetentionRules, TransactionCommand, decode, encode
 from avow.queue.ledger import Bounds, Writes
 from avow.queue.outcomes import Outcome
 from avow.queue.projection import Known, Projection, Refusal
 from avow.queue.retention import StoredFile, log_deletable_to, trim_proposal
 from avow.queue.state import QueueState
+from avow.queue.transactions import OpenTransaction
 from avow.queue.write_ids import Coverage
 from avow.replication.effects import LaneImage
 from avow.replication.pieces import one_frame, within
@@ -257,8 +258,8 @@ class QueueLane(TwoPhaseLane):
                 continue
             if entry.kind == Kind.DATA:
                 return entry.position, _offset_in(shown or [(b"", 0, entry.count)], version - before - 1)
-            (txn,) = opened.keys() - ahead.transactions.opened.keys()
-            for position, count in zip(opened[txn].positions, opened[txn].counts, strict=True):
+            shown_now = _published(entry, opened)
+            for position, count in zip(shown_now.positions, shown_now.counts, strict=True):
                 if before + count >= version:
                     return position, version - before - 1
                 before += count
@@ -279,10 +280,13 @@ class QueueLane(TwoPhaseLane):
         """Coordinator: transactions without a decision by their deadline are discarded by a logged entry."""
         if self._projection is None:
             return
-        for txn in self.state.expired(now_ms):
+        found = [(txn, self.state.transactions.opened[txn].deadline_ms) for txn in self.state.expired(now_ms)]
+        self._expiring.intersection_update(found)
+        for txn, deadline_ms in found:
             control = encode(TransactionCommand(txn, "deadline"))
-            if self._projection.check(Kind.DISCARD, control=control) is None and txn not in self._expiring:
-                self._expiring.add(txn)
+            in_flight = (txn, deadline_ms) in self._expiring
+            if not in_flight and self._projection.check(Kind.DISCARD, control=control) is None:
+                self._expiring.add((txn, deadline_ms))
                 self.propose(Kind.DISCARD, control, created_ms=now_ms)
 
     def _foresee(self, write: Write) -> Known | Refusal | None:
@@ -305,7 +309,7 @@ class QueueLane(TwoPhaseLane):
         return self.state.outcome_of(write_id)
 
     def _coordinating(self, uncommitted: tuple[Entry, ...] | None) -> None:
-        self._expiring: set[bytes] = set()  # deadlines whose entry is in flight
+        self._expiring: set[tuple[bytes, int]] = set()  # deadlines whose entry is in flight
         self._trim_at = 0
         self._projection = None
         if uncommitted is not None:
@@ -337,6 +341,14 @@ def stage_deadline_ms(deadline_s: float, *, now_ms: int) -> int:
             "nothing was staged"
         )
     return now_ms + int(deadline_s * 1000)
+
+
+def _published(entry: Entry, opened: dict[bytes, OpenTransaction]) -> OpenTransaction:
+    """What a publish that takes effect shows of the transactions that were open before it."""
+    command = decode(entry.kind, entry.control)
+    assert isinstance(command, TransactionCommand), f"{entry} shows messages and is no publish"
+    transaction, parts = opened[command.txn], dict(command.parts)
+    return transaction.only(parts.__contains__) if parts else transaction
 
 
 def _offset_in(shown: Writes, number: int) -> int:

@@ -37,6 +37,7 @@ ChannelId = Annotated[bytes, Meta(max_length=limits.CHANNEL_ID_SIZE_BYTES)]
 Identity = Annotated[bytes, Meta(max_length=16)]
 Address = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX)]
 LaneCount = Annotated[int, Meta(ge=1, le=limits.LANES_PER_QUEUE_MAX)]
+Parts = Annotated[tuple[tuple[Positive, Natural], ...], Meta(max_length=limits.TRANSACTION_PARTS_COUNT_MAX)]
 
 Reason: TypeAlias = Literal["client", "deadline"]
 TrimRule: TypeAlias = Literal["asked", "age", "size", "passed"]
@@ -55,13 +56,18 @@ class StageCommand(Command, frozen=True, gc=False):
 
     txn: TransactionName
     deadline_ms: Natural  # milliseconds since 1970
+    part: Natural = 0  # one of several writers, or an attempt of one; 0: there are no parts
 
 
 class TransactionCommand(Command, frozen=True, gc=False):
-    """PUBLISH or DISCARD. `deadline`: a coordinator discards what its client left undecided."""
+    """PUBLISH or DISCARD. `deadline`: a coordinator discards what its client left undecided.
+
+    `parts`: of these parts only, each with the number of its messages (of a discard any number will do).
+    """
 
     txn: TransactionName
     reason: Reason = "client"
+    parts: Parts = ()
 
 
 class CursorCommand(Command, frozen=True, gc=False):

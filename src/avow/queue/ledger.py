@@ -25,7 +25,7 @@ from avow import limits
 from avow.queue.commands import Command, CursorCommand, StageCommand, TransactionCommand, TrimCommand, decode_or_code
 from avow.queue.outcomes import DONE, Outcome
 from avow.queue.subscribers import Subscribers
-from avow.queue.transactions import Transactions
+from avow.queue.transactions import Parts, Transactions
 from avow.queue.visible import VersionCount
 from avow.queue.write_ids import Recent
 from avow.wire.messages import Entry, Kind
@@ -134,9 +134,10 @@ class Ledger:
             case StageCommand():
                 return self.transactions.settled_stage(command.txn)
             case TransactionCommand() if kind == Kind.PUBLISH:
-                return self.transactions.settled_publish(command.txn)
+                return self.transactions.settled_publish(command.txn, command.parts)
             case TransactionCommand():
-                return self.transactions.settled_discard(command.txn)
+                expired = command.reason == "deadline"
+                return self.transactions.settled_discard(command.txn, expired=expired)
             case CursorCommand():
                 return self.subscribers.settled(command, end=self.end)
             case _:
@@ -144,10 +145,14 @@ class Ledger:
 
     def _perform(self, entry: Entry, command: Command) -> Outcome:
         match command:
-            case StageCommand(txn, deadline_ms):
-                self.transactions.stage(txn, deadline_ms=deadline_ms, position=entry.position, count=entry.count)
-            case TransactionCommand(txn) if entry.kind == Kind.PUBLISH:
-                return self._publish(txn)
+            case StageCommand(txn, deadline_ms, part):
+                self.transactions.stage(
+                    txn, deadline_ms=deadline_ms, position=entry.position, count=entry.count, part=part
+                )
+            case TransactionCommand(txn, _, parts) if entry.kind == Kind.PUBLISH:
+                return self._publish(txn, parts)
+            case TransactionCommand(txn, _, parts) if parts:
+                self.transactions.discard_parts(txn, parts)
             case TransactionCommand(txn, reason):
                 self.transactions.discard(txn, expired=reason == "deadline")
             case CursorCommand():
@@ -156,9 +161,9 @@ class Ledger:
                 return self._trim(upto_version)
         return DONE  # also for MEMBERS, on which the replication core acts by itself
 
-    def _publish(self, txn: bytes) -> Outcome:
+    def _publish(self, txn: bytes, parts: Parts) -> Outcome:
         versions, first = self.versions, self.end + 1
-        transaction = self.transactions.publish(txn, after_version=self.end)
+        transaction = self.transactions.publish(txn, after_version=self.end, parts=parts)
         for position, count in zip(transaction.positions, transaction.counts, strict=True):
             versions.append(position, 0, count)
         return Outcome("", first, versions.end)

@@ -53,6 +53,7 @@ class _Open(Struct, frozen=True, array_like=True):
     deadline_ms: int
     positions: bytes
     counts: bytes
+    parts: bytes = b""  # empty: none of the batches has one
 
 
 class _Body(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -169,8 +170,9 @@ def _columns(index: VisibleIndex) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def _packed(txn: bytes, transaction: OpenTransaction) -> _Open:
-    counts = column_bytes(transaction.counts)
-    return _Open(txn, transaction.deadline_ms, column_bytes(transaction.positions), counts)
+    counts, parts = column_bytes(transaction.counts), transaction.parts
+    places = column_bytes(transaction.positions)
+    return _Open(txn, transaction.deadline_ms, places, counts, column_bytes(parts) if any(parts) else b"")
 
 
 def _restored_index(body: _Body) -> VisibleIndex:
@@ -203,7 +205,9 @@ def _restore_transactions(transactions: Transactions, body: _Body) -> None:
     for packed in body.opened:
         transaction = transactions.opened[packed.txn] = OpenTransaction(packed.deadline_ms)
         positions, counts = column_from(packed.positions), column_from(packed.counts)
-        if len(positions) != len(counts):
-            raise Malformed("snapshot transaction", expected=f"{len(positions)} counts", found=len(counts))
-        for position, count in zip(positions, counts, strict=True):
-            transaction.add(position=position, count=count)
+        parts = column_from(packed.parts or bytes(8 * len(positions)))
+        if not len(positions) == len(counts) == len(parts):
+            found = (len(counts), len(parts))
+            raise Malformed("snapshot transaction", expected=f"{len(positions)} counts and parts", found=found)
+        for position, count, part in zip(positions, counts, parts, strict=True):
+            transaction.add(position=position, count=count, part=part)

@@ -12,11 +12,18 @@ batches' places are dropped.
 A decision once taken stays, and the same decision again is answered like the first time. The other one, and a stage
 after either, is ALREADY_DECIDED. A publish of an unknown transaction is refused and not remembered. Deadlines are
 numbers here: a coordinator asks which have passed and logs a discard, so no peer's clock takes part in the state.
+
+Several writers may fill one transaction, and some of them may be attempts that were given up: each stages under a
+number of its own, its *part*. A publish then names the parts that count and how many messages each of them has. What
+does not add up is INCOMPLETE and changes nothing; what is not named is dropped by the same decision. So nothing can be
+published in halves, and nothing forbids a name that was never published: a transaction of parts that expires, or whose
+parts are all discarded, is simply unknown again. A job that died can be repeated under the same name.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -25,6 +32,7 @@ from avow.queue.outcomes import DONE, Outcome
 from avow.queue.write_ids import Recent
 
 Fate: TypeAlias = Literal["published", "discarded", "expired"]
+Parts: TypeAlias = tuple[tuple[int, int], ...]  # (part, how many messages it has)
 
 
 class Decision(Struct, frozen=True, array_like=True, gc=False):
@@ -36,25 +44,46 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
 
 
 class OpenTransaction:
-    """Where its batches lie: positions and counts, in the order they were staged."""
+    """Where its batches lie: positions, counts and parts, in the order they were staged."""
 
-    __slots__ = ("counts", "deadline_ms", "messages", "positions")
+    __slots__ = ("counts", "deadline_ms", "messages", "parts", "positions")
 
     def __init__(self, deadline_ms: int) -> None:
         self.deadline_ms = deadline_ms
         self.positions = array("q")
         self.counts = array("q")
+        self.parts = array("q")
         self.messages = 0
 
-    def add(self, *, position: int, count: int) -> None:
+    def add(self, *, position: int, count: int, part: int) -> None:
         self.positions.append(position)
         self.counts.append(count)
+        self.parts.append(part)
         self.messages += count
 
     def copy(self) -> OpenTransaction:
         other = OpenTransaction(self.deadline_ms)
-        other.positions, other.counts, other.messages = self.positions[:], self.counts[:], self.messages
+        other.positions, other.counts, other.parts = self.positions[:], self.counts[:], self.parts[:]
+        other.messages = self.messages
         return other
+
+    def of_parts(self) -> bool:
+        return 0 not in self.parts and bool(self.parts)
+
+    def holds(self, parts: Parts) -> bool:
+        """Each of these parts is staged with exactly so many messages, and none is named twice."""
+        staged: dict[int, int] = {}
+        for part, count in zip(self.parts, self.counts, strict=True):
+            staged[part] = staged.get(part, 0) + count
+        return len(dict(parts)) == len(parts) and all(staged.get(part, 0) == count for part, count in parts)
+
+    def only(self, chosen: Callable[[int], bool]) -> OpenTransaction:
+        """What is left of it with the batches of these parts, in the same order."""
+        left = OpenTransaction(self.deadline_ms)
+        for position, count, part in zip(self.positions, self.counts, self.parts, strict=True):
+            if chosen(part):
+                left.add(position=position, count=count, part=part)
+        return left
 
 
 class Transactions:
@@ -78,37 +107,54 @@ class Transactions:
             return Outcome("TOO_MANY") if len(self.opened) >= self.open_max else None
         return Outcome("TOO_MANY") if len(transaction.positions) >= self.batches_max else None
 
-    def settled_publish(self, txn: bytes) -> Outcome | None:
+    def settled_publish(self, txn: bytes, parts: Parts = ()) -> Outcome | None:
         if (decision := self.decided.get(txn)) is not None:
             published = decision.fate == "published"
             return Outcome("", decision.first_version, decision.last_version) if published else _against(decision)
-        return None if txn in self.opened else Outcome("UNKNOWN_TRANSACTION")
+        if (transaction := self.opened.get(txn)) is None:
+            return Outcome("UNKNOWN_TRANSACTION")
+        return Outcome("INCOMPLETE") if parts and not transaction.holds(parts) else None
 
-    def settled_discard(self, txn: bytes) -> Outcome | None:
+    def settled_discard(self, txn: bytes, *, expired: bool = False) -> Outcome | None:
         if (decision := self.decided.get(txn)) is None:
-            return None
+            return DONE if expired and txn not in self.opened else None
         return _against(decision) if decision.fate == "published" else DONE
 
     # Changes; each after its `settled_` gave None ---------------------------------------------------
 
-    def stage(self, txn: bytes, *, deadline_ms: int, position: int, count: int) -> None:
+    def stage(self, txn: bytes, *, deadline_ms: int, position: int, count: int, part: int = 0) -> None:
         """A batch without messages opens the transaction and holds nothing of the log."""
         transaction = self.opened.get(txn)
         if transaction is None:
             transaction = self.opened[txn] = OpenTransaction(deadline_ms)
         transaction.deadline_ms = max(transaction.deadline_ms, deadline_ms)
         if count:
-            transaction.add(position=position, count=count)
+            transaction.add(position=position, count=count, part=part)
 
-    def publish(self, txn: bytes, *, after_version: int) -> OpenTransaction:
-        """Close it as published at the versions after `after_version`; the caller shows its batches."""
+    def publish(self, txn: bytes, *, after_version: int, parts: Parts = ()) -> OpenTransaction:
+        """Close it as published at the versions after `after_version`; the caller shows the batches returned."""
         transaction = self.opened.pop(txn)
+        if parts:
+            transaction = transaction.only(dict(parts).__contains__)
         self.decided.remember(txn, Decision("published", after_version + 1, after_version + transaction.messages))
         return transaction
 
     def discard(self, txn: bytes, *, expired: bool) -> None:
-        self.opened.pop(txn, None)
+        transaction = self.opened.pop(txn, None)
+        if expired and transaction is not None and transaction.of_parts():
+            return
         self.decided.remember(txn, Decision("expired" if expired else "discarded"))
+
+    def discard_parts(self, txn: bytes, parts: Parts) -> None:
+        """Nothing is decided: the name can be used again, and other parts are still there."""
+        transaction, dropped = self.opened.get(txn), dict(parts)
+        if transaction is None:
+            return
+        left = transaction.only(lambda part: part not in dropped)
+        if left.positions:
+            self.opened[txn] = left
+        else:
+            del self.opened[txn]
 
     # Questions --------------------------------------------------------------------------------------
 

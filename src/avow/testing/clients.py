@@ -119,10 +119,14 @@ class Client:
         return self._read(LOCAL, 0, floor=0)
 
     def _begin_transaction(self, now_ms: int, chance: float) -> Operation:
-        txn = b"t%d-%d" % (self.number, self._counter)
-        stage = commands.encode(commands.StageCommand(txn, now_ms + int(STAGE_DEADLINE_S * 1000)))
-        decide = commands.encode(commands.TransactionCommand(txn))
-        self._steps = [(Kind.STAGE, stage, self._write_id()) for _ in range(1 + int(chance * 100) % 2)]
+        """Every other one is of parts: the second stage is an attempt that was given up, and is not named."""
+        txn, parted = b"t%d-%d" % (self.number, self._counter), self._counter % 2
+        deadline_ms = now_ms + int(STAGE_DEADLINE_S * 1000)
+        decide = commands.encode(commands.TransactionCommand(txn, parts=((1, 1),) if parted else ()))
+        self._steps = [
+            (Kind.STAGE, commands.encode(commands.StageCommand(txn, deadline_ms, part * parted)), self._write_id())
+            for part in range(1, 2 + int(chance * 100) % 2)
+        ]
         if chance < 0.75:
             self._steps.append((Kind.PUBLISH, decide, self._write_id()))
         elif chance < 0.77:

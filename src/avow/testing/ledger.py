@@ -52,7 +52,7 @@ class Rules:
     def __init__(self) -> None:
         self.end = 0
         self.outcomes: dict[bytes, Outcome] = {}
-        self.staged: dict[bytes, int] = {}
+        self.staged: dict[bytes, list[tuple[int, int]]] = {}  # (part, count) of each batch
         self.decided: dict[bytes, Outcome] = {}
         self.cursors: dict[str, int] = {}
         self.trimmed_to = 0
@@ -110,16 +110,34 @@ class Rules:
         if entry.kind == Kind.STAGE:
             if decided is not None:
                 return Outcome("ALREADY_DECIDED", decided.first_version, decided.last_version)
-            self.staged[txn] = self.staged.get(txn, 0) + entry.count
+            self.staged.setdefault(txn, []).append((command.part, entry.count))  # type: ignore[attr-defined]
             return Outcome()
         if decided is not None:
             same = (entry.kind == Kind.PUBLISH) == bool(decided.first_version)
             return decided if same else Outcome("ALREADY_DECIDED", decided.first_version, decided.last_version)
-        if entry.kind == Kind.PUBLISH and txn not in self.staged:
+        assert isinstance(command, commands.TransactionCommand)
+        return self._publish(command) if entry.kind == Kind.PUBLISH else self._discard(command)
+
+    def _publish(self, command: commands.TransactionCommand) -> Outcome:
+        if command.txn not in self.staged:
             return Outcome("UNKNOWN_TRANSACTION")
-        count = self.staged.pop(txn, 0)
-        self.decided[txn] = self._show(count) if entry.kind == Kind.PUBLISH else Outcome()
-        return self.decided[txn]
+        staged, parts = self.staged[command.txn], dict(command.parts)
+        if any(messages != sum(count for at, count in staged if at == part) for part, messages in parts.items()):
+            return Outcome("INCOMPLETE")
+        del self.staged[command.txn]
+        shown = sum(count for part, count in staged if not parts or part in parts)
+        self.decided[command.txn] = self._show(shown)
+        return self.decided[command.txn]
+
+    def _discard(self, command: commands.TransactionCommand) -> Outcome:
+        txn, dropped = command.txn, dict(command.parts)
+        staged = self.staged.pop(txn, [])
+        if dropped:
+            if left := [batch for batch in staged if batch[0] not in dropped]:
+                self.staged[txn] = left
+        elif command.reason == "client" or (staged and any(part == 0 for part, _ in staged)):
+            self.decided[txn] = Outcome()
+        return Outcome()
 
 
 class Ledger:

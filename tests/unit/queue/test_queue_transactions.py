@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from queue_entries import TINY, Step, apply_all, command, data, discard, publish, stage
 
-from avow.queue.commands import TransactionCommand
+from avow.queue.commands import StageCommand, TransactionCommand
 from avow.queue.outcomes import Outcome
 from avow.queue.state import QueueState
 from avow.queue.transactions import Decision
@@ -130,3 +130,82 @@ def test_open_staged_batches_keep_their_part_of_the_log() -> None:
     assert state.log_needed_from() == 2
     state.visible.trim(3)
     assert state.log_needed_from() == state.position + 1
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def staged_part(part: int, count: int, *, deadline_ms: int = 1_000) -> Step:
+    return command(Kind.STAGE, StageCommand(b"t", deadline_ms, part), count=count)
+
+
+def publish_parts(*parts: tuple[int, int]) -> Step:
+    return command(Kind.PUBLISH, TransactionCommand(b"t", parts=parts))
+
+
+def discard_parts(*parts: int) -> Step:
+    return command(Kind.DISCARD, TransactionCommand(b"t", parts=tuple((part, 0) for part in parts)))
+
+
+EXPIRE = command(Kind.DISCARD, TransactionCommand(b"t", "deadline"))
+
+
+def test_a_publish_shows_the_parts_it_names_in_stage_order_and_drops_the_others() -> None:
+    state = QueueState()
+    apply_all(state, staged_part(8, 1), staged_part(9, 5), staged_part(7, 2), staged_part(8, 1))
+    assert apply_all(state, publish_parts((7, 2), (8, 2))) == [Outcome("", 1, 4)]
+    assert [state.locate(version) for version in range(1, 5)] == [(1, 0), (3, 0), (3, 1), (4, 0)]
+    assert state.log_needed_from() == 1
+    assert not state.transactions.opened
+
+
+def test_a_repeated_publish_of_other_parts_is_answered_like_the_first_and_shows_nothing() -> None:
+    state = QueueState()
+    apply_all(state, staged_part(1, 2), publish_parts((1, 2)))
+    assert apply_all(state, staged_part(5, 2), publish_parts((5, 2))) == [
+        Outcome("ALREADY_DECIDED", 1, 2),
+        Outcome("", 1, 2),
+    ]
+    assert state.end == 2
+
+
+@pytest.mark.parametrize("parts", [((1, 2),), ((1, 3), (2, 1)), ((1, 3), (1, 3)), ((1, 3), (4, 1))])
+def test_a_publish_whose_parts_do_not_add_up_changes_nothing(parts: tuple[tuple[int, int], ...]) -> None:
+    state = QueueState()
+    apply_all(state, staged_part(1, 1), staged_part(1, 2))
+    assert apply_all(state, publish_parts(*parts)) == [Outcome("INCOMPLETE")]
+    assert state.end == 0
+    assert apply_all(state, publish_parts((1, 3))) == [Outcome("", 1, 3)]
+
+
+def test_a_transaction_of_parts_that_expires_can_be_staged_again_and_no_half_of_it_published() -> None:
+    state = QueueState()
+    apply_all(state, staged_part(1, 2), EXPIRE, EXPIRE)
+    assert apply_all(state, publish_parts((1, 2))) == [Outcome("UNKNOWN_TRANSACTION")]
+    assert apply_all(state, staged_part(1, 1), publish_parts((1, 3))) == [Outcome(), Outcome("INCOMPLETE")]
+    assert apply_all(state, staged_part(2, 3), publish_parts((2, 3))) == [Outcome(), Outcome("", 1, 3)]
+
+
+def test_discarded_parts_are_dropped_and_the_name_stays_free() -> None:
+    state = QueueState()
+    apply_all(state, staged_part(1, 2), staged_part(2, 1), discard_parts(1))
+    assert apply_all(state, publish_parts((1, 2))) == [Outcome("INCOMPLETE")]
+    assert state.log_needed_from() == 2
+    assert apply_all(state, discard_parts(2), discard_parts(2), staged_part(3, 1)) == [Outcome()] * 3
+    assert apply_all(state, publish_parts((3, 1)), discard_parts(3)) == [
+        Outcome("", 1, 1),
+        Outcome("ALREADY_DECIDED", 1, 1),
+    ]
+
+
+def test_a_mixed_transaction_that_expires_stays_decided() -> None:
+    state = QueueState()
+    assert apply_all(state, staged_part(1, 1), stage(b"t", 1), EXPIRE, staged_part(1, 1))[-1].code == "ALREADY_DECIDED"
+
+
+def test_parts_survive_a_snapshot() -> None:
+    state = QueueState()
+    apply_all(state, staged_part(1, 2), staged_part(2, 3), stage(b"u", 1))
+    restored = QueueState.restore(state.snapshot())
+    assert restored.snapshot() == state.snapshot()
+    assert apply_all(restored, publish_parts((2, 3)), publish(b"u")) == [Outcome("", 1, 3), Outcome("", 4, 4)]

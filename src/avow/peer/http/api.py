@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from avow.errors import Forbidden, InvalidRequest, NotCoordinator, Offline, Trimmed, UnknownQueue
+from avow.errors import Forbidden, InvalidRequest, NotCoordinator, Trimmed, UnknownQueue
 from avow.limits import INTERNAL_QUEUE_PREFIX
 from avow.peer.access import Token, Tokens, token_in
 from avow.peer.answers import LOST, Answer, Done, Stored
 from avow.peer.http.dispatch import Call, Dispatcher, media_type, negotiate, not_acceptable, unsupported
 from avow.peer.http.exchange import Exchange
-from avow.peer.http.routes import BATCH, JSON, ROUTES, Route
+from avow.peer.http.routes import BATCH, JSON, ROUTES
 from avow.queue.catalog import Queue
 
 if TYPE_CHECKING:
@@ -97,13 +97,14 @@ class Api:
             exchange.reply(not_acceptable(route))
             return
         content: Any = None
-        if route.body is not None:
+        if route.body is not None and (route.body_needed or exchange.body):
             said = headers.get(b"content-type", b"")
             sent = _USUAL.get(said) or media_type(said)
             if sent not in route.body_types:
                 exchange.reply(unsupported(route, sent))
                 return
-            content = sent if sent == BATCH else self.decode(route, exchange)
+            if not route.body_later:
+                content = sent if sent == BATCH else self.decode(route.operation, exchange)
         self._call(exchange, route.operation, call.parameters, content)
 
     def _call(self, exchange: Exchange, operation: str, parameters: Any, content: Any) -> None:
@@ -120,9 +121,10 @@ class Api:
             connection.authorized = (header, self.tokens.bearer(header))
         return connection.authorized[1]
 
-    def decode(self, route: Route, exchange: Exchange) -> Any:
+    def decode(self, operation: str, exchange: Exchange) -> Any:
+        """Raises InvalidRequest."""
         try:
-            return self._decoders[route.operation].decode(exchange.body)
+            return self._decoders[operation].decode(exchange.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as cause:
             raise InvalidRequest(f"the body is not what this call takes: {cause}; nothing was done") from cause
 
@@ -141,14 +143,7 @@ class Api:
 
     def check_current(self) -> None:
         """Raises Offline while this peer may not know yet what the metadata lane has decided."""
-        metadata = self.node.metadata
-        core = metadata.core
-        if not core.live_coordinator(self.peer.now()):
-            raise Offline("this peer hears no coordinator of the metadata lane; it is not part of a quorum now")
-        if metadata.applied < max(core.cursor_seen, core.committed):
-            raise Offline(
-                f"this peer is catching up: {metadata.applied} of {core.cursor_seen} entries of the metadata lane"
-            )
+        self.node.metadata.check_current(self.peer.now())
 
     def target(self, queue: Queue, lane: int | None) -> Target:
         """Raises InvalidRequest, Trimmed, or NotCoordinator when only others hold it."""

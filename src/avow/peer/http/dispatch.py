@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -25,6 +25,9 @@ from avow.peer.http.routes import ROUTES, Route
 _REMEMBERED_MAX: Final = 4_096
 _REMEMBERED_SIZE_BYTES_MAX: Final = 512  # longer URLs are parsed each time
 _QUERY_FIELDS_MAX: Final = 32
+_ANY: Final = "{}"  # the last part of a path that ends with a name
+
+_Shape: TypeAlias = tuple[int, str, str]
 
 
 class Call(Struct, frozen=True):
@@ -38,9 +41,11 @@ class Call(Struct, frozen=True):
 
 class Dispatcher:
     def __init__(self, routes: Sequence[Route] = ROUTES) -> None:
-        self._patterns: dict[str, list[tuple[re.Pattern[str], Route]]] = {}  # by the first two parts of the path
+        self._patterns: dict[_Shape, list[tuple[re.Pattern[str], Route]]] = {}
         for route in routes:
-            self._patterns.setdefault(_head(route.path), []).append((re.compile(_pattern(route.path)), route))
+            parts = route.path.split("/")
+            last = _ANY if parts[-1].startswith("{") else parts[-1]
+            self._patterns.setdefault(_shape(parts, last), []).append((re.compile(_pattern(route.path)), route))
         self._known: dict[tuple[bytes, bytes], Call] = {}
 
     def find(self, method: bytes, url: bytes) -> Call | Reply:
@@ -56,8 +61,10 @@ class Dispatcher:
 
     def _find(self, method: bytes, url: bytes) -> Call | Reply:
         path, query = _split(url)
-        near = self._patterns.get(_head(path), ())
-        matches = [(route, match) for pattern, route in near if (match := pattern.fullmatch(path))]
+        parts = path.split("/")
+        near = self._patterns
+        candidates = [*near.get(_shape(parts, parts[-1]), ()), *near.get(_shape(parts, _ANY), ())]
+        matches = [(route, match) for pattern, route in candidates if (match := pattern.fullmatch(path))]
         if not matches:
             return reply_of(InvalidRequest(f"there is nothing at {path[:200]!r}; see /v1/openapi.json"), status=404)
         wanted = "GET" if method == b"HEAD" else method.decode("latin-1")
@@ -74,9 +81,9 @@ def _comes_again(route: Route) -> bool:
     return not route.raw and not route.queue
 
 
-def _head(path: str) -> str:
-    """/v1/queues of /v1/queues/q/messages. No path has a name in it so early."""
-    return "/".join(path.split("/", 3)[:3])
+def _shape(parts: list[str], last: str) -> _Shape:
+    """What tells most paths apart: how many parts, the noun (no path has a name in it so early), the last part."""
+    return len(parts), parts[2] if len(parts) > 2 else "", last
 
 
 def _pattern(path: str) -> str:
@@ -86,6 +93,8 @@ def _pattern(path: str) -> str:
 def _split(url: bytes) -> tuple[str, str]:
     """Path and query. A proxy may send the whole URL; the host in it says nothing."""
     text = url.decode("latin-1")
+    if text[:1] == "/" and "?" not in text and "#" not in text:
+        return text, ""
     if text.startswith(("http://", "https://")):
         text = "/" + text.partition("://")[2].partition("/")[2]
     path, _, query = text.partition("#")[0].partition("?")
@@ -100,8 +109,8 @@ def _wrong_method(method: bytes, allowed: list[str]) -> Reply:
 
 def _parsed(route: Route, in_path: dict[str, str], query: str) -> Call | Reply:
     try:
-        values = {name: unquote_to_bytes(text).decode("utf-8") for name, text in in_path.items()}
-        asked = parse_qsl(query, errors="strict", max_num_fields=_QUERY_FIELDS_MAX)
+        values = {name: _unquoted(text) for name, text in in_path.items()}
+        asked = parse_qsl(query, errors="strict", max_num_fields=_QUERY_FIELDS_MAX) if query else ()
     except ValueError as cause:
         return reply_of(InvalidRequest(f"the URL cannot be read: {cause}; nothing was done"))
     known = route.parameters.__struct_encode_fields__
@@ -115,6 +124,10 @@ def _parsed(route: Route, in_path: dict[str, str], query: str) -> Call | Reply:
         return Call(route, parameters, getattr(parameters, "queue", route.queue), route.waits)
     except msgspec.ValidationError as cause:
         return reply_of(InvalidRequest(f"a parameter is not what it should be: {cause}; nothing was done"))
+
+
+def _unquoted(text: str) -> str:
+    return unquote_to_bytes(text).decode("utf-8") if "%" in text else text
 
 
 # ---------------------------------------------------------------------- what is sent, what is accepted

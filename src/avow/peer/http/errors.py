@@ -56,6 +56,7 @@ _SENTENCES: Final[dict[str, str]] = {
     "UNKNOWN_TRANSACTION": "the lane knows no transaction of this name; nothing was changed",
     "UNKNOWN_PEER": "no peer has this number; nothing was changed",
     "ALREADY_DECIDED": "the transaction was decided already; nothing was changed. `cursor` is the last version it got",
+    "INCOMPLETE": "a part has not the number of staged messages that was named; nothing was published. Stage it again",
     "LANE_ENDED": "the lane has ended without this write; it is not in it and never will be. Write it to another lane",
     "FENCED": "another reader took over; the cursor was not moved. What it has not passed is delivered there",
     "TOO_MANY": "a bound of what this peer or lane keeps is reached; nothing was changed. Try again later",

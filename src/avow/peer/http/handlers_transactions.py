@@ -32,7 +32,7 @@ def stage(api: Api, exchange: Exchange, asked: shapes.StageParameters, content: 
     check_name("transaction", asked.txn)
     queue = _two_phase(api, asked.queue)
     deadline_ms = api.peer.now_ms() + round(asked.deadline_s * 1000)
-    control = encode(StageCommand(_txn(asked.txn), deadline_ms))
+    control = encode(StageCommand(_txn(asked.txn), deadline_ms, asked.part))
     write_id, batches = take(api, exchange, queue, content, lane=asked.lane, write_id=asked.write_id)
     age_ms = age_ms_of(exchange)
     writes = [
@@ -59,9 +59,11 @@ def stage(api: Api, exchange: Exchange, asked: shapes.StageParameters, content: 
     api.peer.wake()
 
 
-async def publish(api: Api, exchange: Exchange, asked: shapes.TransactionParameters, content: None) -> None:  # noqa: ARG001
+async def publish(
+    api: Api, exchange: Exchange, asked: shapes.TransactionParameters, content: shapes.Parts | None
+) -> None:
     targets = _targets(api, _two_phase(api, asked.queue), asked.lane)
-    answers = await _decide(api, targets, asked.txn, Kind.PUBLISH)
+    answers = await _decide(api, targets, _command(asked.txn, content), Kind.PUBLISH)
     known = [pair for pair in answers if not _is_unknown(pair[1])]
     refusal, done = joined(known or answers)
     if refusal is not None:
@@ -71,24 +73,31 @@ async def publish(api: Api, exchange: Exchange, asked: shapes.TransactionParamet
     api.answer(exchange, shapes.Published(found))
 
 
-async def discard(api: Api, exchange: Exchange, asked: shapes.TransactionParameters, content: None) -> None:  # noqa: ARG001
+async def discard(
+    api: Api, exchange: Exchange, asked: shapes.TransactionParameters, content: shapes.Parts | None
+) -> None:
     targets = _targets(api, _two_phase(api, asked.queue), asked.lane)
-    if asked.lane is None:
+    if asked.lane is None and content is None:
         found = await _knowing(api, targets, asked.txn)
         if not isinstance(found, list):
             _refuse(exchange, found, asked.txn, [])
             return
         targets = found
-    refusal, done = joined(await _decide(api, targets, asked.txn, Kind.DISCARD))
+    refusal, done = joined(await _decide(api, targets, _command(asked.txn, content), Kind.DISCARD))
     if refusal is not None:
         _refuse(exchange, refusal, asked.txn, done)
         return
     api.answer(exchange, shapes.Discarded([shapes.LaneOnly(lane) for lane, _ in done]))
 
 
-async def _decide(api: Api, targets: list[Target], txn: str, kind: int) -> list[tuple[int, Answer]]:
+def _command(txn: str, content: shapes.Parts | None) -> TransactionCommand:
+    parts = content.parts if content is not None else ()
+    return TransactionCommand(_txn(txn), parts=tuple((part.part, part.messages) for part in parts))
+
+
+async def _decide(api: Api, targets: list[Target], command: TransactionCommand, kind: int) -> list[tuple[int, Answer]]:
     node, now = api.node, api.peer.now()
-    control = encode(TransactionCommand(_txn(txn)))
+    control = encode(command)
 
     def start(target: Target, request: int) -> None:
         node.write(request, target.number, Write(kind, os.urandom(16), control=control), now)

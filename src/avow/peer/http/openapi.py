@@ -62,7 +62,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "security": [] if route.right is None else [{"token": []}, {}],
     }
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _request_content(route)}
+        operation["requestBody"] = {"required": route.body_needed, "content": _request_content(route)}
     return operation
 
 

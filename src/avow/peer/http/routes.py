@@ -17,6 +17,7 @@ from avow.errors import (
     ContentDiffers,
     FolderUnusable,
     Forbidden,
+    Incomplete,
     InvalidRequest,
     LaneEnded,
     MembershipBusy,
@@ -53,7 +54,8 @@ class Route(Struct, frozen=True):
     """`right` empty: anybody with a token; None: anybody. `answer` Any: JSON without a fixed shape.
 
     `queue`: the one whose rights count, where a request names none. `raw`: its handler reads query and body itself.
-    `upgrades`: it is answered with another protocol, or with 426.
+    `body_later`: its handler decodes the body, if that is needed. `upgrades`: it is answered with another protocol, or
+    with 426.
     """
 
     operation: str
@@ -65,6 +67,8 @@ class Route(Struct, frozen=True):
     queue: str = ""
     body: Any = None
     body_types: tuple[str, ...] = (JSON,)
+    body_needed: bool = True
+    body_later: bool = False
     answer: Any = None
     answer_types: tuple[str, ...] = (JSON,)
     statuses: tuple[int, ...] = (200,)
@@ -81,7 +85,7 @@ class Route(Struct, frozen=True):
 
 _LANES: Final[Errors] = (UnknownQueue, NotCoordinator)
 _WRITES: Final[Errors] = (*_LANES, NotEqual, LaneEnded)
-_DECIDES: Final[Errors] = (*_LANES, UnknownTransaction, AlreadyDecided)
+_DECIDES: Final[Errors] = (*_LANES, UnknownTransaction, AlreadyDecided, Incomplete)
 _COORDINATOR: Final = (("avow-coordinator", "the peer to send the lane's next write to"),)
 _CURSORS: Final = (
     ("avow-next", "the version to continue after"),
@@ -221,6 +225,8 @@ WRITING: Final = (
         "make a transaction's messages visible",
         shapes.TransactionParameters,
         right="write",
+        body=shapes.Parts,
+        body_needed=False,
         answer=shapes.Published,
         errors=_DECIDES,
     ),
@@ -231,6 +237,8 @@ WRITING: Final = (
         "drop a transaction's messages",
         shapes.TransactionParameters,
         right="write",
+        body=shapes.Parts,
+        body_needed=False,
         answer=shapes.Discarded,
         errors=_DECIDES,
     ),
@@ -386,6 +394,7 @@ PLEDGES: Final = (
         "a pledge that is delivered if and only if a transaction commits; its checkback is asked about that",
         pledges.WaitingParameters,
         body=pledges.NewPledge,
+        body_later=True,
         answer=pledges.Prepared,
         errors=_PLEDGING,
     ),
@@ -396,6 +405,7 @@ PLEDGES: Final = (
         "the transaction has committed, or there is none: deliver it",
         pledges.WaitingParameters,
         body=pledges.NewPledge,
+        body_later=True,
         answer=pledges.Submitted,
         errors=_PLEDGING,
     ),

@@ -18,6 +18,7 @@ ChannelRole: TypeAlias = Literal["producer", "subscriber", "reader", "observer"]
 Level: TypeAlias = Literal["local", "at_least", "linearizable"]
 Version = Annotated[int, Meta(ge=0, le=1 << 62)]
 LaneNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+PartNumber = Annotated[int, Meta(ge=0, le=(1 << 62))]
 PeerNumber = Annotated[int, Meta(ge=1, le=limits.PEER_NUMBER_MAX)]
 QueueName = Annotated[str, Meta(min_length=1, max_length=limits.QUEUE_NAME_CHARS_MAX)]
 SubscriberName = Annotated[str, Meta(min_length=1, max_length=limits.SUBSCRIBER_NAME_CHARS_MAX)]
@@ -79,6 +80,7 @@ class TransactionParameters(QueueParameters, frozen=True, kw_only=True):
 class StageParameters(TransactionParameters, frozen=True, kw_only=True):
     write_id: Hex32 | None = None
     deadline_s: Annotated[float, Meta(gt=0, le=limits.STAGE_DEADLINE_S_MAX)] = 60.0
+    part: PartNumber = 0
 
 
 class ReadParameters(QueueParameters, frozen=True, kw_only=True):
@@ -266,6 +268,17 @@ class LaneOnly(Struct, frozen=True):
 class Staged(Struct, frozen=True):
     write_id: str
     staged: list[LaneOnly]
+
+
+class Part(Struct, frozen=True):
+    part: Annotated[int, Meta(ge=1, le=(1 << 62))]
+    messages: Version = 0
+
+
+class Parts(Struct, frozen=True):
+    """Of which parts of a transaction; without a body, of all of it."""
+
+    parts: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=limits.TRANSACTION_PARTS_COUNT_MAX)]
 
 
 class Published(Struct, frozen=True):
