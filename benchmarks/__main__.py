@@ -4,7 +4,9 @@ Figures with a disk in them are ratios within the same run (see each module). Na
 `python -m benchmarks decode storage`. `against` compares with other systems and takes options of its own:
 `python -m benchmarks against --rounds 3`. Its targets are told as reached or not and do not change the exit code.
 `channel` alone is its throughput; what it does under faults has commands of its own: `python -m benchmarks channel
-resets`, `... channel withheld`. `pledges` takes options too: `... pledges --seconds 10 --rounds 5`.
+resets`, `... channel withheld`. `pledges` takes options too: `... pledges --seconds 10 --rounds 5`; what a dead
+endpoint does to others is `... pledges stuck`. `spark` (reading) and `spark-write` need Java; they take `--rounds` and
+`--peers`, and how much there is to read (`--messages`, `--lanes`) or to write (`--rows`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import against, channel, decode, pledges, simulator, storage
+from benchmarks import against, channel, decode, pledges, pledges_stuck, simulator, spark_read, spark_write, storage
 
 PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "decode": decode.main,
@@ -23,12 +25,17 @@ PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "simulator": simulator.main,
     "channel": channel.throughput,
     "pledges": pledges.throughput,
+    "spark": spark_read.main,
+    "spark-write": spark_write.main,
 }
 
 
 AGAINST = "against"
 CHANNEL = "channel"
 PLEDGES = "pledges"
+STUCK = "stuck"
+SPARK = "spark"
+SPARK_WRITE = "spark-write"
 
 
 def main(names: list[str]) -> int:
@@ -36,8 +43,14 @@ def main(names: list[str]) -> int:
         return against.main(names[1:])
     if names[:1] == [CHANNEL] and len(names) > 1 and names[1] not in PARTS:
         return channel.main(names[1:])
+    if names[:2] == [PLEDGES, STUCK]:
+        return pledges_stuck.main(names[2:])
     if names[:1] == [PLEDGES] and len(names) > 1 and names[1] not in PARTS:
         return pledges.main(names[1:])
+    if names[:1] == [SPARK] and len(names) > 1 and names[1] not in PARTS:
+        return 0 if spark_read.main(names[1:])["held"] else 1
+    if names[:1] == [SPARK_WRITE] and len(names) > 1 and names[1] not in PARTS:
+        return 0 if spark_write.main(names[1:])["held"] else 1
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         print(f"bench: there is no part {unknown[0]!r}; there are {', '.join([*PARTS, AGAINST])}", file=sys.stderr)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ from msgspec import Struct
 
 CALLERS: Final = 64
 DRAIN_S: Final = 60.0
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_GID: Final = re.compile(rb"[?&]gid=([^& ]*)")
 _OK: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 Work = Callable[[str], Awaitable[None]]
@@ -49,22 +52,23 @@ class Branch(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            head = self._buffer[:end].lower()
-            whole = end + 4 + _length(head)
-            if len(self._buffer) < whole:
-                return
-            gid = self._buffer[:end].partition(b"gid=")[2].partition(b"&")[0].partition(b" ")[0].decode()
-            self.arrived.setdefault(gid, time.perf_counter())
-            self._buffer = self._buffer[whole:]
+        buffer = self._buffer + data if self._buffer else data
+        while (end := buffer.find(b"\r\n\r\n")) >= 0:
+            whole = end + 4 + _length(buffer, end)
+            if len(buffer) < whole:
+                break
+            found = _GID.search(buffer, 0, end)
+            self.arrived.setdefault(found[1].decode() if found else "", time.perf_counter())
+            buffer = buffer[whole:]
             self._transport.write(_OK)
+        self._buffer = buffer
 
 
 class Caller(asyncio.Protocol):
     """One connection; `ask` sends a request and waits for its answer."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._buffer = b""
         self._answered: asyncio.Future[int] | None = None
 
@@ -76,36 +80,39 @@ class Caller(asyncio.Protocol):
             self._answered.set_exception(exc or ConnectionError("closed"))
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
+        buffer = self._buffer = self._buffer + data if self._buffer else data
+        end = buffer.find(b"\r\n\r\n")
         if end < 0:
             return
-        whole = end + 4 + _length(self._buffer[:end].lower())
-        if len(self._buffer) >= whole and self._answered is not None:
-            status, self._buffer = int(self._buffer[9:12]), self._buffer[whole:]
-            self._answered.set_result(status)
+        whole = end + 4 + _length(buffer, end)
+        if len(buffer) >= whole and self._answered is not None:
+            self._buffer = buffer[whole:]
+            self._answered.set_result(int(buffer[9:12]))
 
     async def ask(self, path: str, body: bytes) -> None:
-        self._answered = asyncio.get_running_loop().create_future()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        self._transport.write(head.encode() + body)
+        await self.send(b"POST %b%b" % (path.encode(), behind_path(body)))
+
+    async def send(self, request: bytes) -> None:
+        """Returns when it was answered with 200."""
+        self._answered = self._loop.create_future()
+        self._transport.write(request)
         status = await self._answered
         if status != 200:
-            raise RuntimeError(f"{path} was answered with {status}")
+            raise RuntimeError(f"{request[:80]!r} was answered with {status}")
 
     def close(self) -> None:
         self._transport.close()
 
 
-def _length(head: bytes) -> int:
-    found = head.find(b"content-length:")
-    return (
-        int(head[found + 15 : head.find(b"\r\n", found) if head.find(b"\r\n", found) >= 0 else None])
-        if found >= 0
-        else 0
-    )
+def behind_path(body: bytes) -> bytes:
+    head = f" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _length(buffer: bytes, end: int) -> int:
+    """Of the body behind a head that ends there."""
+    found = _LENGTH.search(buffer, 0, end)
+    return int(found[1]) if found else 0
 
 
 class Bench:
@@ -132,13 +139,14 @@ class Bench:
                 "checkback": f"http://127.0.0.1:{self.port}/checkback",
             }
         ).encode()
+        rest = behind_path(body)  # the same in every request
 
         async def one(caller: Caller, gid: str) -> float:
-            await caller.ask(f"/v1/pledges/{gid}/prepare", body)
+            await caller.send(b"POST /v1/pledges/%b/prepare%b" % (gid.encode(), rest))
             if work is not None:
                 await work(gid)
             committed = time.perf_counter()
-            await caller.ask(f"/v1/pledges/{gid}/submit", body)
+            await caller.send(b"POST /v1/pledges/%b/submit%b" % (gid.encode(), rest))
             return committed
 
         return await self._measure(port, one, seconds=seconds, pause_s=pause_s)

@@ -3,7 +3,8 @@
     python examples/flash_sale/run.py                     one sale without accidents, and how many requests a second
     python examples/flash_sale/run.py --runs 200 --kill   200 sales; in each one the shop, a peer or Redis is killed
 
-After each sale, when every pledge is decided: what left the stock is what was ordered, and nobody has two orders.
+After each sale, when every pledge is decided: what left the stock is what was ordered, and nobody has two orders. The
+shop and the peers come from a nursery, so that starting them again costs little.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import avow
 from avow.client.client import Client
 from avow.client.pledge import Delivered, RolledBack
 from avow.errors import AvowError, UnknownPledge
-from avow.testing.cluster import LocalCluster
+from avow.testing.nursery import Nursery
+from avow.testing.nursery_peers import PEER, NurseryCluster
 from avow.testing.programs import Program
 from avow.testing.services import RedisServer
 
@@ -42,11 +44,13 @@ class Scene:
     """The processes, and the two numbers that must agree."""
 
     def __init__(self, folder: Path, stack: ExitStack, peers: int) -> None:
-        self.cluster = stack.enter_context(LocalCluster(peers, folder=folder / "cluster"))
+        nursery = stack.enter_context(Nursery(SHOP, PEER))
+        self.cluster = stack.enter_context(NurseryCluster(peers, nursery=nursery, folder=folder / "cluster"))
         self.redis = stack.enter_context(RedisServer())
         self.orders_path = folder / "orders.db"
         command = [SHOP, "--redis", self.redis.dsn, "--database", f"sqlite+aiosqlite:///{self.orders_path}"]
-        self.shop = stack.enter_context(Program("shop", [*command, "--peers", self.cluster.addresses], folder=folder))
+        command += ["--peers", self.cluster.addresses]
+        self.shop = stack.enter_context(Program("shop", command, folder=folder, nursery=nursery))
         self.shop.start()
 
     @contextmanager

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import urllib.request
+from contextlib import closing
 from typing import Any
 
+import pytest
 from cli_cluster import Up, as_json, avow
 
+from avow.barrier.key import Verdict
+from avow.barrier.schema import migration
+from avow.barrier.sql import Barrier, check_back
 from avow.testing.cluster import wait_until
 
 NOWHERE = "http://127.0.0.1:9/in"
@@ -93,3 +99,28 @@ def test_pledges_are_listed_in_pages(up: Up) -> None:
     seen = [pledge["gid"] for page in (first, rest) for pledge in page["pledges"]]
     assert seen[:3] == ["page-2", "page-1", "page-0"]
     assert "no pledges" in done(avow("pledge", "list", "--before", "7d", api=up.addresses))
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
+def test_the_barriers_table_is_printed_for_a_tool_that_runs_migrations(dialect: str) -> None:
+    printed = done(avow("pledge", "migration", "--dialect", dialect))
+    assert printed == migration(dialect)
+    told = json.loads(done(avow("pledge", "migration", "--dialect", dialect, "--json")))
+    assert told == {"dialect": dialect, "sql": printed}
+    assert "create table if not exists mine.rows" in done(
+        avow("pledge", "migration", "--dialect", dialect, "--table", "mine.rows")
+    )
+
+
+def test_the_printed_table_is_one_that_the_barrier_works_with() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(done(avow("pledge", "migration", "--dialect", "sqlite")))
+        with Barrier("g").transaction(connection):
+            pass
+        assert check_back(connection, "g") is Verdict.SUCCESS
+
+
+@pytest.mark.parametrize("wrong", [("--dialect", "oracle"), ("--dialect", "sqlite", "--table", "a b")])
+def test_what_the_barrier_has_no_table_for_is_refused(wrong: tuple[str, ...]) -> None:
+    run = avow("pledge", "migration", *wrong)
+    assert (run.returncode, run.stderr.startswith("avow: INVALID_REQUEST")) == (1, True)

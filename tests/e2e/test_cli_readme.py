@@ -47,7 +47,7 @@ def test_the_python_of_the_readme_runs(up: Up) -> None:
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
         assert run.returncode == 0, run.stderr
         printed += run.stdout
-    for value in ("paid", "shipped", "line 1", "line 2", "\n0 1 "):
+    for value in ("paid", "shipped", "line 1", "line 2", "\n0 1 ", "Delivered(gid="):
         assert value in printed
 
 

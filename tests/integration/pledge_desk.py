@@ -84,25 +84,29 @@ class Desk:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        for _ in range(3):  # transports that were closed are closed in the turns that follow
+            await asyncio.sleep(0)
 
     async def _enqueue(self, *, queue: str, value: bytes, key: bytes, **_: Any) -> None:
         self.enqueued.append((queue, value, key))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                lines = head.split("\r\n")
-                length = next((int(x.split(":")[1]) for x in lines if x.lower().startswith("content-length")), 0)
-                body = await reader.readexactly(length)
-                method, target, _ = lines[0].split(" ")
-                said = await self._answer(method, target, body)
-                if said is None:
-                    writer.transport.abort()
-                    return
-                status, answer = said
-                writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(answer), answer))
-        writer.close()
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                    lines = head.split("\r\n")
+                    length = next((int(x.split(":")[1]) for x in lines if x.lower().startswith("content-length")), 0)
+                    body = await reader.readexactly(length)
+                    method, target, _ = lines[0].split(" ")
+                    said = await self._answer(method, target, body)
+                    if said is None:
+                        writer.transport.abort()
+                        return
+                    status, answer = said
+                    writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(answer), answer))
+        finally:
+            writer.close()
 
     async def _answer(self, method: str, target: str, body: bytes) -> tuple[int, bytes] | None:
         names = [unquote(name) for name in urlsplit(target).path.strip("/").split("/")][1:]

@@ -30,7 +30,7 @@ def stock_of(client: redis.Redis, key: str) -> int:
     return int(client.get(key) or -1)  # type: ignore[arg-type]
 
 
-def test_a_retry_after_the_last_unit_was_taken_hears_that_it_is_done_not_that_stock_is_short(
+def test_point_10_a_retry_after_the_last_unit_was_taken_hears_that_it_is_done_and_not_short(
     client: redis.Redis,
 ) -> None:
     """Where dtm's flash sale loses the last unit: it looks at the stock before the duplicate key."""
@@ -140,7 +140,7 @@ def test_two_deliveries_whose_keys_read_the_same_are_not_taken_for_one(client: r
     assert stock_of(client, counter) == 1
 
 
-def test_expiry_never_turns_committed_into_rolled_back(client: redis.Redis) -> None:
+def test_point_12_expiry_never_turns_committed_into_rolled_back(client: redis.Redis) -> None:
     stock, gid, kept = new_gid("stock"), new_gid(), new_gid()
     client.set(stock, 5)
     assert Barrier(kept).check_adjust(client, stock, -1) is Adjusted.DONE

@@ -161,7 +161,7 @@ def age(database: Database, connection: Any, table: str, *, days: int) -> None:
 
 
 @ON_ALL
-def test_expiry_never_turns_committed_into_rolled_back(database: Database, cleaned: tuple[Any, str]) -> None:
+def test_point_12_expiry_never_turns_committed_into_rolled_back(database: Database, cleaned: tuple[Any, str]) -> None:
     connection, table = cleaned
     gid, never_started = new_gid(), new_gid()
     commit(connection, table, gid)
@@ -191,7 +191,7 @@ class SteppedSession(DbApiSession):
 
 
 @ON_ALL
-def test_a_checkback_between_any_statements_of_a_clean_up_never_says_rolled_back(
+def test_point_12_a_checkback_between_any_statements_of_a_clean_up_never_says_rolled_back(
     database: Database, cleaned: tuple[Any, str]
 ) -> None:
     connection, table = cleaned

@@ -259,7 +259,9 @@ def test_rows_of_any_shape_that_a_connection_gives_are_understood(database: Data
 
 @ON_SERVERS
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_three_checkbacks_at_once_do_not_deadlock_and_have_one_verdict(database: Database, *, commits: bool) -> None:
+def test_point_14_three_checkbacks_at_once_do_not_deadlock_and_have_one_verdict(
+    database: Database, *, commits: bool
+) -> None:
     deadlocks = database.deadlocks() if isinstance(database, MariaDB) else 0
     for _ in range(10):
         gid, holder = new_gid(), database.connect()
@@ -376,7 +378,7 @@ def test_checkbacks_that_all_wait_for_the_transaction_survive_the_deadlock_of_it
 
 
 @ON_ALL
-def test_ids_compare_byte_for_byte(database: Database) -> None:
+def test_point_14_ids_compare_byte_for_byte(database: Database) -> None:
     gid, connection = new_gid("Order"), database.connect()
     with Barrier(gid).transaction(connection):
         pass
@@ -386,7 +388,7 @@ def test_ids_compare_byte_for_byte(database: Database) -> None:
 
 
 @ON_ALL
-def test_an_id_that_is_too_long_is_an_error_and_the_longest_is_not(database: Database) -> None:
+def test_point_14_an_id_that_is_too_long_is_an_error_and_the_longest_is_not(database: Database) -> None:
     connection = database.connect()
     longest = new_gid("ü" * 20).ljust(128, "é")
     with Barrier(longest).transaction(connection):

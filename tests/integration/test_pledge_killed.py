@@ -145,6 +145,19 @@ def _all_arrived(cluster: LocalCluster, gids: list[str]) -> bool:
         return False
 
 
+def test_a_peer_that_does_not_know_yet_which_queues_there_are_calls_none_unknown(cluster: LocalCluster) -> None:
+    """It would be believed: the service would roll back, and look for a mistake of its own."""
+    for number in (1, 2, 3):
+        cluster.kill(number)
+    cluster.restart(1, ready=False)
+    body = {"branches": [{"url": "queue://nowhere"}], "checkback": "http://127.0.0.1:9/checkback"}
+    assert ask(cluster, 1, "POST", "/v1/pledges/early/prepare", body)["error"]["code"] == "OFFLINE"
+    for number in (2, 3):
+        cluster.restart(number, ready=False)
+    cluster.wait_ready()
+    assert ask(cluster, 1, "POST", "/v1/pledges/early/prepare", body)["error"]["code"] == "UNKNOWN_QUEUE"
+
+
 def test_a_peer_that_joins_takes_its_share_of_the_lanes(cluster: LocalCluster, tmp_path: Path) -> None:
     with Service() as service:
         ask(cluster, 1, "POST", "/v1/pledges/before/submit", {"branches": [{"url": service.url("/a")}]})

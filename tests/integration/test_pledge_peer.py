@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 from http_peer import PeerProcess, finish, serving, start, wait_until
+from pledge_desk import Service as AskedService
+from pledge_desk import served
 from pledge_services import FAILURE, ONGOING, SUCCESS, Service
+from sqlalchemy import create_engine
 
+from avow.barrier.sqlalchemy import checkback, clean_up, create_table
+from avow.barrier.web import answer
 from services import postgres_server, redis_server
 
 __all__ = ["postgres_server", "redis_server"]
+
+DAY_S = 24 * 3600
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +135,26 @@ def test_the_checkback_decides_about_a_pledge_that_nobody_submits(
     assert asked[0].query == expected
     assert [attempt["verdict"] for attempt in found["attempts"][:3]] == ["ONGOING", "ERROR", verdict[1]["dtm_result"]]
     assert len(service.calls("/in")) == (status == "succeeded")
+
+
+def test_point_12_a_checkback_is_told_when_its_pledge_was_prepared(peer: PeerProcess, tmp_path: Path) -> None:
+    """After a clean-up a missing row proves something only of a pledge that is known to be younger."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'bank.db'}")
+    create_table(engine)
+    clean_up(engine, 8 * DAY_S)
+    ask = checkback(engine)
+    with served(AskedService(ask)) as service:
+        body = {
+            "branches": [{"url": f"{service.url}/in"}],
+            "checkback": f"{service.url}/checkback",
+            "timeout_to_fail_s": 0.1,
+        }
+        assert peer.ask("POST", "/v1/pledges/never-began/prepare", body).status == 200
+        found = until(peer, "never-began", "failed")
+        assert [attempt["verdict"] for attempt in found["attempts"]] == ["FAILURE"]
+        assert (service.asked, service.calls) == (1, [])
+    assert answer({"gid": "of-dtm"}, ask).status == 500  # whose server does not tell: no verdict
+    engine.dispose()
 
 
 def test_an_abort_asks_the_checkback_and_cannot_kill_what_committed(peer: PeerProcess, service: Service) -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from avow.testing.nursery import Nursery
+from avow.testing.nursery_peers import PEER
 from avow.testing.prove_pledges.campaign import Options, prove_pledges
-from avow.testing.prove_pledges.runs import DATABASES, STORES, DatabaseKind, StoreKind
+from avow.testing.prove_pledges.crashes import Point
+from avow.testing.prove_pledges.ground import Ground
+from avow.testing.prove_pledges.runs import DATABASES, STORES, DatabaseKind, Run, StoreKind
+
+MISTAKEN = str(Path(__file__).with_name("mistaken_services.py"))
 
 
 @pytest.mark.parametrize(
@@ -26,6 +34,35 @@ def test_what_is_pledged_is_delivered_if_and_only_if_it_commits_whoever_is_kille
     assert verdict.kills["service"]
     assert verdict.kills["coordinator"]
     assert verdict.committed
+
+
+@pytest.mark.parametrize(
+    ("mistake", "point", "anomaly"),
+    [
+        ("branches without the barrier", "branch-committed", "duplicated"),
+        ("a checkback that presumes", "in-work", "phantom"),
+        ("work in another transaction", "before-prepare", "lost"),
+    ],
+)
+def test_a_service_with_a_mistake_is_found(tmp_path: Path, mistake: str, point: Point, anomaly: str) -> None:
+    database, store = f"sqlite:{tmp_path / 'works.db'}", f"sqlite:{tmp_path / 'store.db'}"
+    with Nursery(MISTAKEN, PEER) as nursery:
+        ground = Ground(
+            "mistaken",
+            nursery=nursery,
+            database=database,
+            settings={"pledge_store": store},
+            peers=1,
+            folder=tmp_path,
+            seed=1,
+            service=(MISTAKEN, "--mistake", mistake),
+        )
+        with closing(ground):
+            ground.start()
+            ground.run(Run(0, "sqlite", "sqlite", point, "service", (True,), 0.0))
+            found = ground.judge()
+    assert ground.reached == {(point, "service"): 1}
+    assert anomaly in {one.anomaly for one in found}, found
 
 
 def test_the_command_prints_its_verdict_as_json_and_its_seed() -> None:

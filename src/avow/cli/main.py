@@ -33,7 +33,7 @@ COMMANDS: Final = {
     "simulate": "simulate",
 }
 """A module's name, which is the command's, and the function in it."""
-NOUNS: Final = ("queue", "subscriber", "pledge", "peer")
+NOUNS: Final = ("queue", "subscriber", "pledge", "pipeline", "peer")
 """Each is a module with an `app` of several commands."""
 
 

@@ -1,4 +1,7 @@
-"""`avow pledge`: list, show, retry, redrive, stop, topics. What a coordinator did, as a table or a timeline."""
+"""`avow pledge`: list, show, retry, redrive, stop, topics. What a coordinator did, as a table or a timeline.
+
+`migration` asks nobody: it prints the barrier's table for the database of a service, for the tool that changes it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from avow.barrier.schema import migration as migration_of
 from avow.cli.api import Api, path_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, TokenOption
 from avow.cli.show import console, duration_text, number, parsed_duration, plain, plural, print_json, table
 from avow.errors import InvalidRequest
 
 app = typer.Typer(
-    help="Messages that depend on a transaction: list, show, retry, redrive, stop, topics.", no_args_is_help=True
+    help="Messages that depend on a transaction: list, show, retry, redrive, stop, topics, migration.",
+    no_args_is_help=True,
 )
 
 GidArgument = Annotated[str, typer.Argument(metavar="GID", show_default=False)]
@@ -165,6 +170,24 @@ def unsubscribe(
     path = path_of("topics", topic, "subscribers", query={"url": url})
     found = Api(api, token=token, ca=ca).call("DELETE", path)
     print_json(found) if as_json else typer.echo(f"{topic} has {plural(len(found['subscribers']), 'subscriber')}")
+
+
+# ---------------------------------------------------------------------- the service's database
+
+
+@app.command()
+def migration(
+    dialect: Annotated[
+        str, typer.Option("--dialect", metavar="NAME", help="postgresql, mysql or sqlite.", show_default=False)
+    ],
+    name: Annotated[
+        str, typer.Option("--table", metavar="NAME", help="Instead of dtm_barrier.barrier (SQLite: barrier).")
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Print the statements that make the barrier's table in a service's database, where it is missing."""
+    script = migration_of(dialect, table=name)
+    print_json({"dialect": dialect, "sql": script}) if as_json else typer.echo(script, nl=False)
 
 
 # ---------------------------------------------------------------------- parts

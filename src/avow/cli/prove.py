@@ -26,6 +26,7 @@ from avow.testing.prove.verdict import Verdict
 from avow.testing.prove_pledges.runs import DATABASES, STORES
 
 FINDINGS_SHOWN = 10
+MINUTES = 5.0
 PLAIN_LINE_S = 10.0
 
 
@@ -41,12 +42,18 @@ class Network(enum.StrEnum):
 
 
 def prove_command(
-    minutes: Annotated[float, typer.Option(min=0.05, max=24 * 60.0, help="How long the load and the faults last.")] = 5,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.05, max=24 * 60.0, help="How long the load and the faults last; without it 5."),
+    ] = None,
     peers: Annotated[int, typer.Option(min=3, max=9, help="Peers to begin with.")] = 3,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Decides the faults; without it one is drawn and shown.")
     ] = None,
-    faults: Annotated[str, typer.Option(help=f"Which, with commas between: {', '.join(KINDS)}, or none.")] = "all",
+    faults: Annotated[
+        str,
+        typer.Option(help=f"Which, with commas between: {', '.join(KINDS)}, or none. With --chain: how many."),
+    ] = "all",
     strategy: Annotated[Strategy | None, typer.Option(help="Only queues of this strategy; without it both.")] = None,
     network: Annotated[
         Network, typer.Option(help="Between peers: namespaces need root; auto takes them where it can.")
@@ -59,7 +66,13 @@ def prove_command(
     ] = False,
     runs: Annotated[int, typer.Option(min=1, help="With --pledges: how many kills.")] = RUNS,
     store: Annotated[str, typer.Option(help=f"With --pledges: {', '.join(STORES)}, with commas between.")] = "all",
-    database: Annotated[str, typer.Option(help=f"With --pledges: of the service: {', '.join(DATABASES)}.")] = "all",
+    database: Annotated[
+        str, typer.Option(help=f"With --pledges or --chain: of the service: {', '.join(DATABASES)}.")
+    ] = "all",
+    chain: Annotated[
+        bool, typer.Option("--chain", help="The whole chain instead: from a shop's commit to a row of a Delta table.")
+    ] = False,
+    plant: Annotated[str, typer.Option(help="With --chain: an error on purpose: lost, doubled or orphan.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run real peers under load, break them, heal them, and check the whole history of every client.
@@ -70,13 +83,30 @@ def prove_command(
 
     With --pledges a service and its coordinator are killed at every step of prepare, work, commit, submit and branch;
     then it is checked that what was pledged is delivered if and only if it was committed, each branch once.
+
+    With --chain a shop's orders go through pledges and a queue to a Delta table, while service, peers, Spark's driver
+    and its workers are killed; then an audit joins database, barrier, pledges, queue and table by id.
     """
+    if chain:
+        from avow.cli.prove_chain import prove_chain_command
+
+        prove_chain_command(
+            faults=faults,
+            minutes=minutes,
+            seed=seed,
+            peers=peers,
+            database=database,
+            plant=plant,
+            folder=folder,
+            keep=keep,
+            as_json=as_json,
+        )
     if pledges:
         prove_pledges_command(
             runs=runs, seed=seed, store=store, database=database, folder=folder, keep=keep, as_json=as_json
         )
     options = Options(
-        seconds=minutes * 60,
+        seconds=(minutes or MINUTES) * 60,
         peers=peers,
         seed=random.SystemRandom().randrange(1 << 31) if seed is None else seed,
         faults=_kinds(faults),

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from avow.errors import AvowError
 from avow.testing.prove_pledges.campaign import Options, Progress, Verdict, prove_pledges
+from avow.testing.prove_pledges.crashes import POINTS, VICTIMS
 from avow.testing.prove_pledges.runs import DATABASES, STORES
 
 RUNS: Final = 2000
@@ -107,6 +108,12 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(_checks(verdict))
     points = ", ".join(f"{point} {count:,}" for point, count in sorted(verdict.points.items()))
     console.print(f"runs by the step somebody was killed at: {points}", soft_wrap=True, markup=False)
+    met = f"{verdict.combinations:,} of {_all(verdict):,}"
+    console.print(
+        f"combinations of store, database, step and victim that were met: {met}", soft_wrap=True, markup=False
+    )
+    told = ", ".join(f"{said or 'nothing'} {count:,}" for said, count in verdict.told.items())
+    console.print(f"callers were told: {told}", soft_wrap=True, markup=False)
     if verdict.not_reached:
         console.print(f"over before it came to its step: {verdict.not_reached:,} runs", markup=False)
     if verdict.folder:
@@ -116,6 +123,10 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     if verdict.stuck:
         console.print(f"could not go on: {verdict.stuck}", soft_wrap=True, markup=False, style="red")
     _print_outcome(console, verdict)
+
+
+def _all(verdict: Verdict) -> int:
+    return len(verdict.cells) * len(POINTS) * len(VICTIMS)
 
 
 def _print_outcome(console: Console, verdict: Verdict) -> None:

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from avow.errors import MembershipBusy
+from avow.errors import MembershipBusy, Offline
 from avow.peer.answers import Refusal
 from avow.peer.lane import TwoPhaseLane
 from avow.queue.commands import LaneEndCommand, LaneTrimCommand, QueueCommand, decode_or_code
@@ -159,6 +159,18 @@ class TellingState(MetadataState):
 
 class MetadataLane(TwoPhaseLane):
     state: TellingState
+
+    def check_current(self, now: float) -> None:
+        """Raises Offline while this peer may not know yet what the metadata lane has decided."""
+        core = self.core
+        if not core.live_coordinator(now):
+            raise Offline("this peer hears no coordinator of the metadata lane; it is not part of a quorum now")
+        if core.log.origin(self.applied) != core.promised:  # a coordinator's first entry follows all it took over
+            raise Offline("this peer has applied nothing yet of the metadata lane's present coordinator")
+        if self.applied < max(core.cursor_seen, core.committed):
+            raise Offline(
+                f"this peer is catching up: {self.applied} of {core.cursor_seen} entries of the metadata lane"
+            )
 
     def take_facts(self) -> list[Fact]:
         state = self.state

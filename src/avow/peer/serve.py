@@ -35,6 +35,7 @@ from avow.peer.process import Peer
 from avow.peer.settings import Settings, address, address_text, founders_of
 from avow.storage.filestore import FileStore
 from avow.storage.folder import Folder, identity_of, open_folder
+from avow.storage.recovery import Sizes
 
 log = logging.getLogger("avow.peer")
 
@@ -44,12 +45,12 @@ _FILES_WANTED: Final = 65_536
 _SYNC_IN_PLACE_BELOW_S: Final = 1e-3  # a hand-over to the sync thread and back costs a good part of that
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, sizes: Sizes = Sizes()) -> int:  # noqa: B008 - frozen
     """Until a signal or a failure; the exit status."""
     check_exposure(settings)
     _prepare_process(settings)
     with _event_loop() as runner:
-        return runner.run(_serve(settings))
+        return runner.run(_serve(settings, sizes))
 
 
 def _event_loop() -> asyncio.Runner:
@@ -71,13 +72,15 @@ def _prepare_process(settings: Settings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, sizes: Sizes) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     cluster, identity, folder, book = await asyncio.to_thread(claim_folder, settings)
-    store = FileStore(folder.files, call_soon=loop.call_soon_threadsafe, in_place_below_s=_SYNC_IN_PLACE_BELOW_S)
+    store = FileStore(
+        folder.files, sizes=sizes, call_soon=loop.call_soon_threadsafe, in_place_below_s=_SYNC_IN_PLACE_BELOW_S
+    )
     image = await asyncio.to_thread(store.load)
     for flaw in [*folder.damage, *image.damage]:
         log.warning("%s", flaw)

@@ -58,11 +58,18 @@ class Carrier:
         self._store, self._caller, self._endpoints, self._alerts = store, caller, endpoints, alerts
         self._settings, self._owner = settings, owner
         self._now_ms, self._jitter, self._rescheduled = now_ms, jitter, rescheduled
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = dict.fromkeys(("calls", "checkbacks", "delivered", "not_delivered", "put_back", "lost"), 0)
 
-    def held(self, content: Content, progress: Progress) -> Progress:
-        until_ms = self._now_ms() + self._need_ms(content, progress) + round(1000 * SLACK_S)
+    def held(self, content: Content, progress: Progress, *, now_ms: int) -> Progress:
+        until_ms = now_ms + self._need_ms(content, progress) + round(1000 * SLACK_S)
         return state.held(progress, until_ms=until_ms)
+
+    def _now_s(self) -> float:
+        """Of the event loop, which is asked for once: each time costs a system call."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop.time()
 
     def _need_ms(self, content: Content, progress: Progress) -> int:
         timeout_s = state.options_of(content, progress).request_timeout_s or self._settings.request_timeout_s
@@ -80,16 +87,22 @@ class Carrier:
         content = pledge.content
         unrecorded: list[Heard] = []
         turned_away: list[Endpoint] = []
-        recorded_ms = self._now_ms()
-        while indexes := state.due(content, progress, now_ms=self._now_ms()):
-            stale = unrecorded and self._now_ms() > recorded_ms + 1000 * TOGETHER_S
-            if stale or not self._is_held(pledge, progress):
-                after = await self._store.swap(pledge, self.held(content, progress))
+        now_ms = recorded_ms = self._now_ms()
+        while indexes := state.due(content, progress, now_ms=now_ms):
+            stale = unrecorded and now_ms > recorded_ms + 1000 * TOGETHER_S
+            if stale or not self._is_held(pledge, progress, now_ms=now_ms):
+                after = await self._store.swap(pledge, self.held(content, progress, now_ms=now_ms))
                 if after is None:
                     return await self._reconcile(pledge, unrecorded)
                 pledge, unrecorded, recorded_ms = after, [], self._now_ms()
-            heard, turned_away = await self._round(content, progress, indexes)
-            progress = self._heard(content, progress, heard, turned_away)
+            if len(indexes) == 1:
+                outcomes = [await self._call(content, progress, indexes[0])]
+            else:
+                outcomes = await self._call_all(content, progress, indexes)
+            heard = [outcome for outcome in outcomes if isinstance(outcome, Heard)]
+            turned_away = [outcome for outcome in outcomes if isinstance(outcome, Endpoint)]
+            now_ms = self._now_ms()
+            progress = self._heard(content, progress, heard, turned_away, now_ms=now_ms)
             unrecorded += heard
             if indexes[0] == CHECKBACK:
                 recorded, goes_on = await self._record_decision(pledge, progress, unrecorded)
@@ -98,7 +111,7 @@ class Carrier:
                 if recorded is None or not goes_on:
                     self._park(content.gid, turned_away)
                     return recorded
-                pledge, unrecorded = recorded, []
+                pledge, unrecorded, now_ms = recorded, [], self._now_ms()
         after = await self._record(pledge, progress, unrecorded)
         self._park(content.gid, turned_away)
         return after
@@ -108,14 +121,16 @@ class Carrier:
         for endpoint in turned_away:
             self._endpoints.park(endpoint, gid)
 
-    def _is_held(self, pledge: Pledge, progress: Progress) -> bool:
+    def _is_held(self, pledge: Pledge, progress: Progress, *, now_ms: int) -> bool:
         until_ms = pledge.lease_until_ms if pledge.owner == self._owner else 0
         if pledge.progress.held:
             until_ms = max(until_ms, pledge.progress.next_at_ms)
-        return until_ms >= self._now_ms() + self._need_ms(pledge.content, progress)
+        return until_ms >= now_ms + self._need_ms(pledge.content, progress)
 
-    def _heard(self, content: Content, progress: Progress, heard: list[Heard], turned_away: list[Endpoint]) -> Progress:
-        now_ms, before = self._now_ms(), progress
+    def _heard(
+        self, content: Content, progress: Progress, heard: list[Heard], turned_away: list[Endpoint], *, now_ms: int
+    ) -> Progress:
+        before = progress
         if heard:
             progress = state.heard(
                 content, progress, heard, now_ms=now_ms, jitter=self._jitter(), settings=self._settings
@@ -138,25 +153,19 @@ class Carrier:
 
     # -------------------------------------------------------------------------------------------- calls
 
-    async def _round(
-        self, content: Content, progress: Progress, indexes: tuple[int, ...]
-    ) -> tuple[list[Heard], list[Endpoint]]:
-        """What was heard, and the endpoints that could not be called."""
-        if len(indexes) == 1:
-            outcomes = [await self._call(content, progress, indexes[0])]
-        else:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._call(content, progress, index)) for index in indexes]
-            outcomes = [task.result() for task in tasks]
-        heard = [outcome for outcome in outcomes if isinstance(outcome, Heard)]
-        return heard, [outcome for outcome in outcomes if isinstance(outcome, Endpoint)]
+    async def _call_all(self, content: Content, progress: Progress, indexes: tuple[int, ...]) -> list[Heard | Endpoint]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._call(content, progress, index)) for index in indexes]
+        return [task.result() for task in tasks]
 
     async def _call(self, content: Content, progress: Progress, index: int) -> Heard | Endpoint:
+        """What was heard, or the endpoint if it could not be called."""
         call = self._call_of(content, progress, index)
         endpoint = self._endpoints.of(call.url)
-        if not await self._enter(endpoint):
+        entered = self._endpoints.enter(endpoint, now_s=self._now_s())
+        if not (entered if isinstance(entered, bool) else await self._admission(endpoint, entered)):
             return endpoint
-        at_ms = self._now_ms()
+        at_ms, returns = self._now_ms(), endpoint.returns_count
         try:
             verdict = await self._caller(call)
         except asyncio.CancelledError:
@@ -165,19 +174,22 @@ class Carrier:
         except Exception as defect:
             log.exception("calling %s for pledge %s", call.url, call.gid)
             verdict = Verdict("ERROR", shorten(f"{type(defect).__name__}: {defect}"))
-        now_s = asyncio.get_running_loop().time()
-        self._endpoints.leave(endpoint, reached=verdict.reached, gid=call.gid, error=verdict.text, now_s=now_s)
+        self._endpoints.leave(
+            endpoint,
+            reached=verdict.reached,
+            gid=call.gid,
+            error=verdict.text,
+            now_s=self._now_s(),
+            returns=returns,
+        )
         self._count(index, verdict)
         return Heard(index, verdict.result, at_ms, max(0, self._now_ms() - at_ms), verdict.text)
 
-    async def _enter(self, endpoint: Endpoint) -> bool:
-        entered = self._endpoints.enter(endpoint, now_s=asyncio.get_running_loop().time())
-        if isinstance(entered, bool):
-            return entered
+    async def _admission(self, endpoint: Endpoint, admitted: asyncio.Future[bool]) -> bool:
         try:
-            return await entered
+            return await admitted
         except asyncio.CancelledError:
-            if entered.done() and not entered.cancelled() and entered.result():  # admitted in the same turn
+            if admitted.done() and not admitted.cancelled() and admitted.result():  # in the same turn
                 self._endpoints.withdraw(endpoint)
             raise
 
@@ -223,7 +235,7 @@ class Carrier:
         """As it is recorded, and whether branches follow at once; then it is still held."""
         if not state.due(pledge.content, progress, now_ms=self._now_ms()):
             return await self._record(pledge, progress, heard), False
-        after = await self._store.swap(pledge, self.held(pledge.content, progress))
+        after = await self._store.swap(pledge, self.held(pledge.content, progress, now_ms=self._now_ms()))
         if after is None:
             return await self._reconcile(pledge, heard), False
         return after, True

@@ -49,6 +49,14 @@ class Submission(Struct, frozen=True):
     repeated: bool = False
 
 
+class Fresh(Struct, frozen=True, gc=False):
+    """Prepared here and not submitted yet. `source` is what `request` was read from, if that is known and short."""
+
+    pledge: Pledge
+    request: Content
+    source: bytes
+
+
 class Many(Struct, frozen=True):
     """Of a request about many pledges: how many were changed, and whether others are left."""
 
@@ -76,7 +84,7 @@ class Coordinator:
         self.settings = settings = settings or PledgeSettings()
         self.owner = owner or uuid4().hex
         self._store, self._branches, self._now_ms = store, branches, now_ms
-        self._fresh: dict[str, Pledge] = {}
+        self._fresh: dict[str, Fresh] = {}
         if settings.alert_webhook:
             branches.check(settings.alert_webhook, protocol="http", checkback=True)
         self._alerts = Alerts(settings, branches.tell)
@@ -115,8 +123,15 @@ class Coordinator:
 
     # ------------------------------------------------------------------------------- prepare, submit, abort
 
-    async def prepare(self, request: Content) -> Pledge:
-        """Raises InvalidRequest without a checkback, ContentDiffers, PledgeDecided if it is not prepared any more."""
+    def prepared_from(self, gid: str, source: bytes | bytearray) -> Content | None:
+        """The request with which it was prepared here, if that was read from the same bytes: a submit that says the
+        same need not be read, checked and compared again."""
+        fresh = self._fresh.get(gid)
+        return fresh.request if fresh is not None and source and fresh.source == source else None
+
+    async def prepare(self, request: Content, *, source: bytes | bytearray = b"") -> Pledge:
+        """`source`: what the request was read from. Raises InvalidRequest without a checkback, ContentDiffers,
+        PledgeDecided if it is not prepared any more."""
         self.counts["prepare"] += 1
         intake.check(request, self._branches, prepare=True)
         known = await self._store.load(request.gid) if _names_topic(request) else None
@@ -125,7 +140,7 @@ class Coordinator:
             pledge = Pledge(content, state.begun(content, "prepare", now_ms=self._now_ms(), settings=self.settings))
             known = await self._store.insert(pledge)
             if known is None:
-                self._remember(pledge)
+                self._remember(Fresh(pledge, request, bytes(source)))
                 self._rescheduled(pledge.progress.next_at_ms)
                 return pledge
         state.compare(known.content, request)
@@ -139,8 +154,11 @@ class Coordinator:
         it. That it is committed does not depend on that.
         """
         self.counts["submit"] += 1
+        fresh = self._fresh.pop(request.gid, None)
+        if fresh is not None and fresh.request is request:
+            return await self._submit_known(fresh.pledge, request, same=True)
         intake.check(request, self._branches, prepare=False)
-        known = self._fresh.pop(request.gid, None)
+        known = fresh.pledge if fresh is not None else None
         if known is None and _names_topic(request):
             known = await self._store.load(request.gid)
         if known is None:
@@ -152,16 +170,18 @@ class Coordinator:
                 return await self._deliver(pledge, progress, request)
         return await self._submit_known(known, request)
 
-    async def _submit_known(self, known: Pledge, request: Content) -> Submission:
+    async def _submit_known(self, known: Pledge, request: Content, *, same: bool = False) -> Submission:
+        """`same`: it was made from this very request."""
         for _ in range(CONFLICTS_MAX):
-            state.compare(known.content, request)
+            if not same:
+                state.compare(known.content, request)
             progress = state.submitted(known.content, known.progress, request, now_ms=self._now_ms())
             if progress is known.progress:
                 return self._submission(known, repeated=True)
             after = await self._store.swap(known, self._as_stored(known.content, progress))
             if after is not None:
                 return await self._deliver(after, progress, request)
-            known = await self.load(request.gid)
+            known, same = await self.load(request.gid), False
         raise _contended(request.gid)
 
     async def abort(self, gid: str) -> Pledge:
@@ -169,12 +189,13 @@ class Coordinator:
         verdict in time: it is asked again. Raises PledgeDecided if it is or was committed, UnknownPledge.
         """
         self.counts["abort"] += 1
-        known = self._fresh.pop(gid, None) or await self.load(gid)
+        fresh = self._fresh.pop(gid, None)
+        known = fresh.pledge if fresh is not None else await self.load(gid)
         for _ in range(CONFLICTS_MAX):
             progress = state.aborted(known.content, known.progress, now_ms=self._now_ms())
             if progress is known.progress:
                 return known
-            after = await self._store.swap(known, self._carrier.held(known.content, progress))
+            after = await self._store.swap(known, self._carrier.held(known.content, progress, now_ms=self._now_ms()))
             if after is not None:
                 return await self._ask_and_wait(after, progress)
             known = await self.load(gid)
@@ -310,8 +331,9 @@ class Coordinator:
         return pledge
 
     def _as_stored(self, content: Content, progress: Progress) -> Progress:
-        due = state.due(content, progress, now_ms=self._now_ms())
-        return self._carrier.held(content, progress) if due else progress
+        now_ms = self._now_ms()
+        due = state.due(content, progress, now_ms=now_ms)
+        return self._carrier.held(content, progress, now_ms=now_ms) if due else progress
 
     async def _deliver(self, pledge: Pledge, progress: Progress, request: Content) -> Submission:
         if not pledge.progress.held:
@@ -331,10 +353,13 @@ class Coordinator:
     def _submission(self, pledge: Pledge, *, repeated: bool = False) -> Submission:
         return Submission(pledge, state.delivery(pledge.progress, now_ms=self._now_ms()), repeated)
 
-    def _remember(self, pledge: Pledge) -> None:
-        if sum(len(branch.payload) for branch in pledge.content.branches) > PLEDGE_FRESH_SIZE_BYTES:
+    def _remember(self, fresh: Fresh) -> None:
+        size = sum([len(branch.payload) for branch in fresh.pledge.content.branches])
+        if size > PLEDGE_FRESH_SIZE_BYTES:
             return
-        self._fresh[pledge.gid] = pledge
+        if size + len(fresh.source) > PLEDGE_FRESH_SIZE_BYTES:
+            fresh = Fresh(fresh.pledge, fresh.request, b"")
+        self._fresh[fresh.request.gid] = fresh
         if len(self._fresh) > PLEDGE_FRESH_COUNT:
             del self._fresh[next(iter(self._fresh))]
 

@@ -41,6 +41,7 @@ class Endpoint:
         self.name = name
         self.in_flight = 0
         self.failures = 0  # in a row
+        self.returns_count = 0
         self.last_error = ""
         self.closed = False
         self.probing = False
@@ -122,11 +123,24 @@ class Endpoints:
         endpoint.in_flight += 1
         self.in_flight += 1
 
-    def leave(self, endpoint: Endpoint, *, reached: bool, gid: str = "", error: str = "", now_s: float) -> None:
+    def leave(
+        self,
+        endpoint: Endpoint,
+        *,
+        reached: bool,
+        gid: str = "",
+        error: str = "",
+        now_s: float,
+        returns: int | None = None,
+    ) -> None:
+        """`returns` is the endpoint's `returns_count` when the call entered. One that it has outlasted tells nothing of
+        the endpoint as it is now; if it was in vain it is called again as soon as those that were parked."""
         endpoint.in_flight -= 1
         self.in_flight -= 1
         if reached:
             self._reached(endpoint)
+        elif returns is not None and returns != endpoint.returns_count:
+            self.park(endpoint, gid)
         else:
             endpoint.unreached.append(gid)
             self._not_reached(endpoint, error, now_s)
@@ -173,6 +187,7 @@ class Endpoints:
         if not endpoint.closed:
             return
         endpoint.closed = endpoint.probing = False
+        endpoint.returns_count += 1
         del self._closed[endpoint.name]
         self._on_return()
 

@@ -51,8 +51,14 @@ def check(request: Content, branches: Branches, *, prepare: bool) -> None:
 
 
 def check_gid(gid: str) -> None:
-    if not 0 < len(gid.encode("utf-8", "replace")) <= PLEDGE_ID_BYTES_MAX or not gid.isprintable():
-        raise InvalidRequest(f"a gid is 1 to {PLEDGE_ID_BYTES_MAX} printable bytes, not {gid[:40]!r}")
+    """Bytes are counted, as stores do: an id that is shorter in characters is refused here and not by one of them."""
+    size_bytes = len(gid.encode("utf-8", "replace"))
+    if not 0 < size_bytes <= PLEDGE_ID_BYTES_MAX:
+        raise InvalidRequest(
+            f"a gid has 1 to {PLEDGE_ID_BYTES_MAX} bytes of UTF-8, not {size_bytes}: {gid[:40]!r}; nothing was changed"
+        )
+    if not gid.isprintable():
+        raise InvalidRequest(f"a gid has printable characters only, unlike {gid[:40]!r}; nothing was changed")
 
 
 def _check_size(size_bytes: int) -> None:

@@ -41,7 +41,7 @@ class PledgeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     waiting_s: Seconds = 3.0
     endpoint_failures: Count = 8
     probe_interval_s: Seconds = 1.0
-    probe_interval_max_s: Seconds = 15.0
+    probe_interval_max_s: Seconds = 5.0
     claim_max: Count = 128
     lease_s: Seconds = 15.0
     sweep_s: Seconds = 1.0

@@ -29,7 +29,7 @@ from avow.pledge.store import PledgeStore
 
 IN_HAND_MAX: Final = 16_384  # carried at a time, also those that wait for a place; no more are claimed beyond
 TURN_PAUSE_S: Final = 0.01  # between two turns, so that what becomes due together is claimed together
-RELEASE_PAUSE_S: Final = 0.05  # while more is parked than its endpoint has room for
+RELEASE_PAUSE_S: Final = 0.02  # while more is parked than its endpoint has room for
 FORGET_INTERVAL_S: Final = 60.0
 FORGET_MAX: Final = 1_000
 CLAIMS_PER_TURN: Final = 64
@@ -53,6 +53,7 @@ class Work:
         self._settings, self._owner, self._now_ms = settings, owner, now_ms
         self._tasks: dict[asyncio.Task[Pledge | None], str] = {}  # and their gids
         self._carried_gids: dict[str, int] = {}  # how many tasks carry it; two, when a request overtakes a checkback
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._wake_at_ms = NEVER_MS
@@ -81,8 +82,10 @@ class Work:
     def carry(
         self, pledge: Pledge, progress: Progress, decided: asyncio.Future[Pledge | None] | None = None
     ) -> asyncio.Task[Pledge | None]:
-        task = asyncio.get_running_loop().create_task(self._carrier.carry(pledge, progress, decided))
-        gid = self._tasks[task] = pledge.gid
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        task = self._loop.create_task(self._carrier.carry(pledge, progress, decided))
+        gid = self._tasks[task] = pledge.content.gid
         self._carried_gids[gid] = self._carried_gids.get(gid, 0) + 1
         task.add_done_callback(self._carried)
         return task

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -47,6 +47,18 @@ class Serving(msgspec.Struct, frozen=True):
     pid: int
 
 
+class Child(Protocol):
+    """What is needed of `subprocess.Popen`; a nursery has children of its own kind."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
 class PeerProcess:
     """`flags` may change between runs; folder and log do not."""
 
@@ -61,7 +73,7 @@ class PeerProcess:
         self.log = folder.with_name(folder.name + ".log")
         self.serving: Serving | None = None
         self.runs = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     @property
     def pid(self) -> int:
@@ -131,7 +143,7 @@ class PeerProcess:
         said = " | ".join(line.strip() for line in lines[-LOG_TAIL_LINES:])
         return f"the log {self.log} of the peer ends with: {said or '(nothing)'}"
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> Child:
         with self.out.open("wb") as out, self.log.open("ab") as log:
             return subprocess.Popen(
                 self._command(),
@@ -139,14 +151,18 @@ class PeerProcess:
                 stdout=out,
                 stderr=log,
                 start_new_session=True,
-                env=_environment(self.token),
+                env=environment_of(self.token),
             )
 
     def _command(self) -> list[str]:
         bind = shutil.which("setpriv")
         bound = [bind, "--pdeathsig", "KILL", "--"] if bind and sys.platform == "linux" else []
-        flags = [part for name, value in self.flags.items() for part in (f"--{name.replace('_', '-')}", value)]
-        return [*self.prefix, *bound, sys.executable, "-m", "avow.cli", "serve", "--data", str(self.folder), *flags]
+        return [*self.prefix, *bound, sys.executable, "-m", "avow.cli", "serve", *self.words()]
+
+    def words(self) -> list[str]:
+        """Its flags as they stand on a command line."""
+        flags = {"data": str(self.folder), **self.flags}
+        return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
 
     def _said(self) -> bool:
         lines = self.out.read_bytes().split(b"\n")
@@ -157,7 +173,7 @@ class PeerProcess:
         return not self.alive
 
 
-def _environment(token: str) -> dict[str, str]:
+def environment_of(token: str) -> dict[str, str]:
     """Ours, without settings of a peer: those of this peer are its flags alone. The token is what it joins with."""
     settings = {ENVIRONMENT_PREFIX + name.upper() for name in DESCRIPTIONS}
     kept = {name: value for name, value in os.environ.items() if name not in settings}

@@ -2,7 +2,8 @@
 
 It is told `--port` (0 the first time) and says where it listens with one line of JSON on its standard output:
 {"url": "http://127.0.0.1:40001"}. What it says on standard error goes to a log that survives restarts. It dies with
-the process that started it, where setpriv exists.
+the process that started it, where setpriv exists. One that has a function `main` can come from a nursery, which is
+cheaper when it is started often.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any, Final
 import msgspec
 
 from avow.errors import Offline
+from avow.testing.cluster_process import Child
 from avow.testing.cluster_wait import wait_until
+from avow.testing.nursery import Nursery
 
 START_S: Final = 30.0
 STOP_S: Final = 20.0
@@ -32,12 +35,12 @@ _spawner: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="avow-pro
 class Program:
     """`command` follows the interpreter: a file and its flags, or `-m` and a module."""
 
-    def __init__(self, name: str, command: Sequence[str], *, folder: Path) -> None:
-        self.name, self._command, self._folder = name, tuple(command), folder
+    def __init__(self, name: str, command: Sequence[str], *, folder: Path, nursery: Nursery | None = None) -> None:
+        self.name, self._command, self._folder, self._nursery = name, tuple(command), folder, nursery
         self.log = folder / f"{name}.log"
         self.port = 0
         self.said: dict[str, Any] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
 
     @property
     def url(self) -> str:
@@ -99,13 +102,20 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def _spawn(self, flags: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, flags: Sequence[str], environment: Mapping[str, str]) -> Child:
+        command = [*self._command, "--port", str(self.port), *flags]
+        if self._nursery is not None:
+            return self._nursery.begin(command, out=self._out, log=self.log, environment=environment)
         bind = shutil.which("setpriv")
         bound = [bind, "--pdeathsig", "KILL", "--"] if bind and sys.platform == "linux" else []
-        command = [*bound, sys.executable, *self._command, "--port", str(self.port), *flags]
         with self._out.open("wb") as out, self.log.open("ab") as log:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True, env=dict(environment)
+                [*bound, sys.executable, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                start_new_session=True,
+                env=dict(environment),
             )
 
     @property

@@ -164,6 +164,27 @@ async def test_a_cancelled_probe_leaves_room_for_the_next() -> None:
 
 
 @scenario
+async def test_a_call_that_a_return_has_outlasted_closes_nothing_and_is_parked() -> None:
+    gates, returned = gate(calls_per_endpoint_max=9, calls_max=9)
+    shop = gates.of("http://shop/")
+    for _ in range(6):
+        assert gates.enter(shop, now_s=0) is True
+    before = shop.returns_count
+    for number in range(3):
+        gates.leave(shop, reached=False, gid=f"first{number}", now_s=0, returns=before)
+    assert gates.enter(shop, now_s=10) is True
+    gates.leave(shop, reached=True, gid="probe", now_s=10, returns=before)
+    assert returned == ["back"]
+    for number in range(3):
+        gates.leave(shop, reached=False, gid=f"late{number}", now_s=11, returns=before)
+    assert not shop.closed
+    assert gates.unpark(shop, 100) == ["first0", "first1", "first2", "late0", "late1", "late2"]
+    assert gates.enter(shop, now_s=12) is True
+    gates.leave(shop, reached=False, gid="new", now_s=12, returns=shop.returns_count)
+    assert gates.parking() == ()  # it waits for its back-off
+
+
+@scenario
 async def test_what_is_parked_comes_out_in_order_and_as_there_is_room() -> None:
     gates, _ = gate()
     shop = gates.of("http://shop/")

@@ -10,13 +10,23 @@ import pytest
 from msgspec.structs import replace
 from pledge_world import CHECKBACK, request
 
-from avow.errors import AlreadyExists, InvalidRequest, NotInstalled, TooLarge, TooMany, UnknownSubscriber, UnknownTopic
+from avow.errors import (
+    AlreadyExists,
+    AvowError,
+    InvalidRequest,
+    NotInstalled,
+    TooLarge,
+    TooMany,
+    UnknownSubscriber,
+    UnknownTopic,
+)
 from avow.limits import PLEDGE_SIZE_BYTES_MAX, TOPIC_SUBSCRIBERS_MAX
 from avow.pledge import intake
 from avow.pledge.branches import branches as branches_module
 from avow.pledge.branches.branches import Branches
 from avow.pledge.record import Content
 from avow.pledge.stores.memory import MemoryStore
+from avow.pledge.stores.operations import id_bytes
 from avow.pledge.topics import Topics
 
 
@@ -99,10 +109,24 @@ def test_a_grpc_branch_is_refused_where_the_library_is_missing(monkeypatch: pyte
         check(request("g", "grpc://shop:1/a.B/C"))
 
 
-@pytest.mark.parametrize("gid", ["", "x" * 129, "ä" * 65, "two\nlines", "tab\t", "nul\0"])
-def test_a_gid_is_short_and_printable(gid: str) -> None:
-    with pytest.raises(InvalidRequest):
+@pytest.mark.parametrize("gid", ["two\nlines", "tab\t", "nul\0", "half of a pair \ud800"])
+def test_a_gid_is_printable(gid: str) -> None:
+    with pytest.raises(InvalidRequest, match="printable"):
         check(request(gid))
+
+
+@pytest.mark.parametrize(("gid", "size_bytes"), [("", 0), ("x" * 129, 129), ("ä" * 65, 130), ("🚲" * 33, 132)])
+def test_a_gid_is_measured_in_bytes_as_stores_measure_it(gid: str, size_bytes: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"1 to 128 bytes of UTF-8, not {size_bytes}: "):
+        check(request(gid))
+    with pytest.raises(AvowError):
+        id_bytes(gid)
+
+
+@pytest.mark.parametrize("gid", ["x" * 128, "ä" * 64, "🚲" * 32])
+def test_a_gid_of_the_greatest_size_is_accepted_here_and_by_stores(gid: str) -> None:
+    check(request(gid))
+    assert len(id_bytes(gid)) == 128
 
 
 @pytest.mark.parametrize(

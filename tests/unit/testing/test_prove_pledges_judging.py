@@ -15,7 +15,7 @@ WHOLE = {("g", "01"): 1, ("g", "02"): 1}
 
 
 def anomalies(*, commit: bool = True, said: str = "", **evidence: Any) -> list[str]:
-    given = {"works": {}, "effects": {}, "messages": {}, "undecided": {}, **evidence}
+    given = {"works": {}, "effects": {}, "messages": {}, "late": {}, "undecided": {}, **evidence}
     return [found.anomaly for found in judge(Made("g", commit, said, "run 1"), Evidence(**given))]
 
 
@@ -27,6 +27,7 @@ def test_a_committed_pledge_whose_branches_took_effect_once_is_right() -> None:
 def test_a_pledge_that_was_rolled_back_and_did_nothing_is_right() -> None:
     assert anomalies(commit=False, said="RolledBack") == []
     assert anomalies(said="OutcomeUnknown") == []
+    assert anomalies(said="raised OFFLINE") == []
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,11 @@ def test_a_pledge_that_was_rolled_back_and_did_nothing_is_right() -> None:
         ({"messages": {"g": 1}}, ["phantom"]),
         ({"works": {"g": 1}, "effects": {**WHOLE, ("g", "early-01"): 1}, "messages": {"g": 1}}, ["phantom"]),
         ({"said": "Delivered"}, ["misreported"]),
+        ({"said": "raised UNKNOWN_QUEUE"}, ["misreported"]),
+        ({"said": "HTTP 500"}, ["misreported"]),
         ({"said": "RolledBack", "works": {"g": 1}, "effects": WHOLE, "messages": {"g": 1}}, ["misreported"]),
         ({"commit": False, "works": {"g": 1}, "effects": WHOLE, "messages": {"g": 1}}, ["misreported"]),
+        ({"late": {"g": "was prepared"}}, ["late"]),
         ({"undecided": {"g": "still prepared"}}, ["undecided"]),
     ],
 )

@@ -46,7 +46,7 @@ class Agenda:
 
     def note(self, pledge: Pledge, *, run: int) -> None:
         """It is there, or it changed: `run` stored it so."""
-        gid, progress = pledge.gid, pledge.progress
+        gid, progress = pledge.content.gid, pledge.progress
         self._let_go(gid)
         if progress.status not in UNFINISHED or progress.next_at_ms >= NEVER_MS:
             self.drop(gid)
@@ -118,8 +118,8 @@ class Agenda:
             hand.owner, hand.until_ms = "", 0
 
     def shown(self, pledge: Pledge) -> Pledge:
-        """The pledge with its claim."""
-        hand = self._hands.get(pledge.gid)
+        """The pledge with its claim; itself if there is none."""
+        hand = self._hands.get(pledge.content.gid)
         if hand is None:
             return pledge
         owner, until_ms = (hand.owner, hand.until_ms) if hand.until_ms else (pledge.owner, pledge.lease_until_ms)

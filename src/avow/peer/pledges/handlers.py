@@ -31,36 +31,44 @@ _OPTIONS: Final = tuple(field.name for field in structs.fields(Options))
 _UNSAID: Final = Options()
 
 
-def prepare_pledge(api: Api, exchange: Exchange, asked: shapes.WaitingParameters, content: shapes.NewPledge) -> None:
-    _serve(api, exchange, asked, _prepare(api, exchange, asked.gid, content))
+def prepare_pledge(api: Api, exchange: Exchange, asked: shapes.WaitingParameters, content: None) -> None:  # noqa: ARG001
+    request = request_of(asked.gid, api.decode("prepare_pledge", exchange))
+    _serve(api, exchange, asked, _prepare(api, exchange, request))
 
 
-async def _prepare(api: Api, exchange: Exchange, gid: str, content: shapes.NewPledge) -> None:
-    request = request_of(gid, content)
-    api.pledges.check_targets(api.token(exchange), [url for url, _ in request.steps])
-    coordinator = await api.pledges.coordinator()
-    pledge = await coordinator.prepare(request)
-    api.answer(exchange, shapes.Prepared(pledge.gid, pledge.status))
+async def _prepare(api: Api, exchange: Exchange, request: Content) -> None:
+    _check_targets(api, exchange, request)
+    coordinator = api.pledges.running or await api.pledges.coordinator()
+    pledge = await coordinator.prepare(request, source=exchange.body)
+    api.answer(exchange, shapes.Prepared(request.gid, pledge.progress.status))
 
 
-def submit_pledge(api: Api, exchange: Exchange, asked: shapes.WaitingParameters, content: shapes.NewPledge) -> None:
-    _serve(api, exchange, asked, _submit(api, exchange, asked.gid, content))
+def submit_pledge(api: Api, exchange: Exchange, asked: shapes.WaitingParameters, content: None) -> None:  # noqa: ARG001
+    """Most submits repeat their prepare to the byte."""
+    running = api.pledges.running
+    request = running.prepared_from(asked.gid, exchange.body) if running is not None else None
+    if request is None:
+        request = request_of(asked.gid, api.decode("submit_pledge", exchange))
+    _serve(api, exchange, asked, _submit(api, exchange, request))
 
 
-async def _submit(api: Api, exchange: Exchange, gid: str, content: shapes.NewPledge) -> None:
-    coordinator = await api.pledges.coordinator()
-    request = request_of(gid, content)
-    if not content.branches:
-        request = _prepared(await coordinator.load(gid), request)
-    api.pledges.check_targets(api.token(exchange), [url for url, _ in request.steps])
+async def _submit(api: Api, exchange: Exchange, request: Content) -> None:
+    coordinator = api.pledges.running or await api.pledges.coordinator()
+    if not request.steps:
+        request = _prepared(await coordinator.load(request.gid), request)
+    _check_targets(api, exchange, request)
     done = await coordinator.submit(request)
-    told = done.delivery
+    told, status = done.delivery, done.pledge.progress.status
     api.answer(
         exchange,
-        shapes.Submitted(
-            gid, done.pledge.status, told.state, done.repeated, told.branch_id, told.error, told.next_at_ms
-        ),
+        shapes.Submitted(request.gid, status, told.state, done.repeated, told.branch_id, told.error, told.next_at_ms),
     )
+
+
+def _check_targets(api: Api, exchange: Exchange, request: Content) -> None:
+    queues = [url for url, _ in request.steps if url.startswith("queue://")]
+    if queues:
+        api.pledges.check_targets(api.token(exchange), queues)
 
 
 def abort_pledge(api: Api, exchange: Exchange, asked: shapes.WaitingParameters, content: None) -> None:  # noqa: ARG001

@@ -88,9 +88,9 @@ class LaneDesk:
             if not waiter.done():
                 waiter.set_exception(Offline("this peer is going down; ask another peer"))
 
-    async def operate(self, change: Change) -> Outcome:
-        """Raises Offline (it did not happen), Unknown, TooLarge."""
-        return await self._writing.send(change)
+    def operate(self, change: Change) -> asyncio.Future[Outcome]:
+        """Raises TooLarge; the future Offline (it did not happen) or Unknown."""
+        return self._writing.send(change)
 
     async def append(self, changes: Sequence[Change]) -> None:
         """In the lane's log from this moment on, or refused. Raises Offline, Unknown.
@@ -164,9 +164,11 @@ class LaneDesk:
                     agenda.release(change.gid)
                 agenda.note(outcome.pledge, run=operation.run)
         if operation.run == self._run:
-            right = self.table.applied > self._right_from
-            unknown = Unknown("it was stored, but what came of it is not known here. Ask again")
-            self._writing.answer(operation.number, outcome if right else unknown)
+            if self.table.applied > self._right_from:
+                self._writing.answer(operation.number, outcome)
+            else:
+                unknown = Unknown("it was stored, but what came of it is not known here. Ask again")
+                self._writing.answer(operation.number, unknown)
 
     def _reached(self) -> None:
         """The table is at the lane's end: some may have waited for that."""

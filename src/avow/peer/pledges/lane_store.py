@@ -127,10 +127,11 @@ class LaneStore:
     # ------------------------------------------------------------------ pledges
 
     async def insert(self, pledge: Pledge) -> Pledge | None:
-        desk = self._desk(pledge.gid)
-        ops.id_bytes(pledge.gid)
-        if desk.find(pledge.gid) is not None:
-            known = await self.load(pledge.gid)
+        gid = pledge.content.gid
+        desk = self._desk(gid)
+        ops.id_bytes(gid)
+        if desk.find(gid) is not None:
+            known = await self.load(gid)
             if known is not None:
                 return known
         if len(desk.table.pledges) >= self._pledges_max + self._pledges_max // 4:
@@ -149,13 +150,14 @@ class LaneStore:
         return None if pledge is None else _shown(desk, pledge)
 
     async def swap(self, before: Pledge, progress: Progress, *, release: bool = False) -> Pledge | None:
-        desk = self._desk(before.gid)
+        gid = before.content.gid
+        desk = self._desk(gid)
         if progress.created_ms != before.progress.created_ms:
             raise InvalidRequest("a pledge keeps the time of its creation; nothing was changed")
-        known = desk.find(before.gid)
-        if desk.coordinates() and (known is None or _shown(desk, known).fence != before.fence):
+        known = desk.find(gid)
+        if (known is None or _shown(desk, known).fence != before.fence) and desk.coordinates():
             return None
-        change = Swap(before.gid, before.progress.created_ms, before.revision, progress, release)
+        change = Swap(gid, progress.created_ms, before.revision, progress, release)
         outcome = await desk.operate(change)
         return _shown(desk, outcome.pledge) if outcome.done and outcome.pledge is not None else None
 
@@ -308,7 +310,9 @@ class LaneStore:
 
 
 def _shown(desk: LaneDesk, pledge: Pledge) -> Pledge:
-    return desk.agenda.shown(pledge) if desk.agenda is not None and desk.coordinates() else pledge
+    """Most are in nobody's hand, and then it does not matter who coordinates."""
+    shown = desk.agenda.shown(pledge) if desk.agenda is not None else pledge
+    return shown if shown is pledge or desk.coordinates() else pledge
 
 
 def _first_due_ms(desk: LaneDesk) -> int:

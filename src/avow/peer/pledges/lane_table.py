@@ -157,7 +157,7 @@ class LaneTable:
         return True
 
     def _add(self, pledge: Pledge, run: int) -> None:
-        self.pledges[pledge.gid] = Kept(pledge, self._begun_at, run)
+        self.pledges[pledge.content.gid] = Kept(pledge, self._begun_at, run)
         insort(self._places, _place(pledge))
 
     def _remove(self, gid: str) -> None:
@@ -217,7 +217,7 @@ class LaneTable:
 
 def _place(pledge: Pledge) -> Place:
     """Creation never changes."""
-    return pledge.progress.created_ms, pledge.gid
+    return pledge.progress.created_ms, pledge.content.gid
 
 
 def put_of(kept: Kept) -> Put:

@@ -88,10 +88,10 @@ class LaneWriting:
         future = self._waiting.pop(number, None)
         if future is None or future.done():
             return
-        if isinstance(outcome, AvowError):
-            future.set_exception(outcome)
-        else:
+        if isinstance(outcome, Outcome):
             future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
 
     def land(self) -> None:
         """More was applied: flights may be over."""
@@ -214,7 +214,8 @@ class LaneWriting:
             if self._turn and not self._out:
                 self._depart()
         for number in flight.numbers:
-            self.answer(number, error)
+            if number in self._waiting:
+                self.answer(number, error)
 
     def _sweep(self) -> None:
         """What was written and is not applied here in time may have happened; this peer cannot show it."""

@@ -41,12 +41,13 @@ class QueueBranches:
         self._host = host
 
     def check(self, name: str) -> Queue:
-        """Raises UnknownQueue, InvalidRequest, NotCoordinator."""
+        """Raises UnknownQueue, InvalidRequest, NotCoordinator; Offline while this peer may not know of it yet."""
         if name.startswith(INTERNAL_QUEUE_PREFIX):
             raise InvalidRequest(f"queue {name!r} is the cluster's own: nothing is written to it by a branch")
-        state = self._host.node.metadata.state
-        queue = state.catalog.by_name.get(name)
+        metadata = self._host.node.metadata
+        queue = metadata.state.catalog.by_name.get(name)
         if queue is None:
+            metadata.check_current(self._host.now())
             raise UnknownQueue(f"there is no queue {name!r}; create it, and the branch is delivered")
         if queue.strategy != "two-phase":
             raise InvalidRequest(f"queue {name!r} is pub-sub; a branch is delivered exactly once to two-phase queues")

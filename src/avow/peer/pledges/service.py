@@ -42,6 +42,7 @@ class Pledges:
 
     def __init__(self, peer: Peer, settings: Settings) -> None:
         self._peer, self._settings = peer, settings
+        self._loop = asyncio.get_running_loop()
         self.queues = QueueBranches(peer)
         self._store: PledgeStore | None = None
         self._coordinator: Coordinator | None = None
@@ -50,7 +51,7 @@ class Pledges:
         self._began = peer.now()
         self._run = run_of(peer=peer.number, incarnation=peer.node.incarnation)
         self.figures = Figures()
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[Exchange, asyncio.Task[None]] = {}
         self._stopped = False
 
     async def start(self) -> None:
@@ -68,7 +69,7 @@ class Pledges:
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
         if self._serving:
-            await asyncio.wait(tuple(self._serving), timeout=GRACE_S)
+            await asyncio.wait(tuple(self._serving.values()), timeout=GRACE_S)
         if self._coordinator is not None:
             await self._coordinator.close(grace_s=GRACE_S)
         if self._store is not None:
@@ -120,10 +121,19 @@ class Pledges:
     def serve(self, exchange: Exchange, work: Coroutine[Any, Any, None], *, deadline: float) -> None:
         """Answer an exchange from one task, which goes on when its client hangs up or has waited long enough: a submit
         that is stored and not carried on would wait for the time that it is held for."""
-        task = asyncio.get_running_loop().create_task(_served(exchange, work))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving[exchange] = self._loop.create_task(self._served(exchange, work))
         exchange.deadline, exchange.watcher = deadline, _Waiting(exchange)
+
+    async def _served(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except AvowError as error:
+            exchange.fail(error)
+        except Exception:
+            log.exception("a request about a pledge failed: %.200r", exchange.target)
+            exchange.fail(AvowError("this peer failed at the request; whether it took effect is not known"))
+        finally:
+            del self._serving[exchange]
 
     def check_targets(self, token: Token, urls: Sequence[str]) -> None:
         """Branches that write to a queue need the right to, and the queue. Raises Forbidden, UnknownQueue, ..."""
@@ -192,16 +202,6 @@ class _Waiting:
 
     def expired(self) -> None:
         self._exchange.fail(Unknown("no answer came in time; it may or may not have happened. Ask again"))
-
-
-async def _served(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except AvowError as error:
-        exchange.fail(error)
-    except Exception:
-        log.exception("a request about a pledge failed: %.200r", exchange.target)
-        exchange.fail(AvowError("this peer failed at the request; whether it took effect is not known"))
 
 
 def _pledge_settings(settings: Settings) -> PledgeSettings:

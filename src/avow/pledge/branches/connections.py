@@ -55,8 +55,10 @@ class Lost(Struct, frozen=True, gc=False):
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, address: Address, on_closed: Callable[[Connection], None]) -> None:
-        self.address = address
+    def __init__(
+        self, address: Address, loop: asyncio.AbstractEventLoop, on_closed: Callable[[Connection], None]
+    ) -> None:
+        self.address, self._loop = address, loop
         self.deadline_s = 0.0
         self.usable = False
         self._on_closed = on_closed
@@ -76,7 +78,7 @@ class Connection(asyncio.Protocol):
 
     def ask(self, request: bytes, *, deadline_s: float) -> asyncio.Future[Answer | Lost]:
         """The future has a result in any case, at the latest when a sweep finds the deadline passed."""
-        answered: asyncio.Future[Answer | Lost] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Answer | Lost] = self._loop.create_future()
         if self._transport is None or self._closing:
             answered.set_result(Lost(self._closing or "not connected", untouched=True))
             return answered
@@ -167,6 +169,7 @@ class Connections:
 
     def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
+        self._loop: asyncio.AbstractEventLoop | None = None  # from the first request on
         self._idle: dict[Address, list[Connection]] = {}
         self._open: set[Connection] = set()
         self._asking: set[Connection] = set()
@@ -176,30 +179,32 @@ class Connections:
 
     async def request(self, address: Address, request: bytes, *, timeout_s: float) -> Answer | Lost:
         """A caller that is cancelled closes the connection it used."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = self._loop or asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self.calls_count += 1
         connection = self._take(address)
-        if connection is not None:
-            outcome = await self._ask(connection, request, deadline_s)
-            if isinstance(outcome, Answer) or not outcome.untouched or loop.time() >= deadline_s:
+        used = connection is not None
+        while True:
+            if connection is None:
+                opened = await self._connect(loop, address, deadline_s - loop.time())
+                if isinstance(opened, Lost):
+                    return opened
+                connection = opened
+            self._asking.add(connection)
+            if self._sweeping is None:
+                self._sweep_later(loop)
+            try:
+                outcome = await connection.ask(request, deadline_s=deadline_s)
+            except asyncio.CancelledError:
+                connection.abort("the caller went away")
+                raise
+            finally:
+                self._asking.discard(connection)
+            self._give_back(connection, now_s=loop.time())
+            if not used or isinstance(outcome, Answer) or not outcome.untouched or loop.time() >= deadline_s:
                 return outcome
             self.repeated_count += 1
-        opened = await self._connect(address, deadline_s - loop.time())
-        return opened if isinstance(opened, Lost) else await self._ask(opened, request, deadline_s)
-
-    async def _ask(self, connection: Connection, request: bytes, deadline_s: float) -> Answer | Lost:
-        self._asking.add(connection)
-        self._sweep_later()
-        try:
-            outcome = await connection.ask(request, deadline_s=deadline_s)
-        except asyncio.CancelledError:
-            connection.abort("the caller went away")
-            raise
-        finally:
-            self._asking.discard(connection)
-        self._give_back(connection)
-        return outcome
+            connection, used = None, False
 
     def _take(self, address: Address) -> Connection | None:
         idle = self._idle.get(address)
@@ -209,23 +214,24 @@ class Connections:
                 return connection
         return None
 
-    def _give_back(self, connection: Connection) -> None:
-        idle = self._idle.setdefault(connection.address, [])
+    def _give_back(self, connection: Connection, *, now_s: float) -> None:
+        idle = self._idle.get(connection.address)
+        if idle is None:
+            idle = self._idle[connection.address] = []
         if connection.usable and not self._closed and len(idle) < IDLE_PER_ADDRESS_MAX:
-            connection.deadline_s = asyncio.get_running_loop().time() + IDLE_S
+            connection.deadline_s = now_s + IDLE_S
             idle.append(connection)
         else:
             connection.abort("not needed any more")
 
-    async def _connect(self, address: Address, timeout_s: float) -> Connection | Lost:
-        loop = asyncio.get_running_loop()
+    async def _connect(self, loop: asyncio.AbstractEventLoop, address: Address, timeout_s: float) -> Connection | Lost:
         where = f"{address.host}:{address.port}"
         if self._closed:
             return Lost("this coordinator is closed", untouched=True)
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(address, self._open.discard),
+                    lambda: Connection(address, loop, self._open.discard),
                     address.host,
                     address.port,
                     ssl=self._context(address),
@@ -247,13 +253,13 @@ class Connections:
 
     # -------------------------------------------------------------------------------------------- time
 
-    def _sweep_later(self) -> None:
-        if self._sweeping is None and not self._closed:
-            self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+    def _sweep_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._closed:
+            self._sweeping = loop.call_later(SWEEP_S, self._sweep, loop)
 
-    def _sweep(self) -> None:
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         self._sweeping = None
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop.time()
         for connection in tuple(self._asking):
             if connection.deadline_s <= now_s:
                 connection.abort("no answer in time")
@@ -265,7 +271,7 @@ class Connections:
             if not self._idle[address]:
                 del self._idle[address]
         if self._asking or self._idle:
-            self._sweep_later()
+            self._sweep_later(loop)
 
     async def close(self) -> None:
         self._closed = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -28,6 +29,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9._~-]*")
 _SAFE: Final = "/%:@!$&'()*+,;=~-._?"
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_JSON: Final = "content-type: application/json\r\n"
 _OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
@@ -36,7 +38,8 @@ class Target(Struct, frozen=True):
 
     address: Address
     path: str
-    head: bytes  # what is the same in every request
+    head: bytes  # what is the same in every request,
+    plain: bytes  # and in one without headers of its own
     method: str = ""  # of JSON-RPC
 
 
@@ -60,7 +63,7 @@ def target_of(url: str) -> Target:
     query = quote(parts.query, safe=_SAFE)
     path = f"{quote(parts.path or '/', safe=_SAFE)}?{query + '&' if query else ''}"
     method = parse_qs(parts.query).get("method", [""])[0]
-    return Target(address, path, head.encode("ascii"), method)
+    return Target(address, path, head.encode("ascii"), f"{head}{_JSON}".encode("ascii"), method)
 
 
 def check_headers(headers: dict[str, str]) -> None:
@@ -81,7 +84,7 @@ class HttpCaller:
         query = f"gid={_quoted(call.gid)}&trans_type={TRANS_TYPE}&branch_id={call.branch_id}&op={call.op}"
         if call.prepared_ms:
             query += f"&prepared_ms={call.prepared_ms}"
-        method = "POST" if call.payload else "GET"
+        method = b"POST" if call.payload else b"GET"
         request = _request(method, target, query=query, call=call, body=call.payload)
         answer = await self._connections.request(target.address, request, timeout_s=call.timeout_s)
         if isinstance(answer, Lost):
@@ -95,7 +98,7 @@ class HttpCaller:
         params |= {"gid": call.gid, "trans_type": TRANS_TYPE, "branch_id": call.branch_id, "op": call.op}
         asked_id = f"{call.gid}-{call.branch_id}"
         body = msgspec.json.encode({"jsonrpc": "2.0", "id": asked_id, "method": target.method, "params": params})
-        request = _request("POST", target, query="", call=call, body=body)
+        request = _request(b"POST", target, query="", call=call, body=body)
         answer = await self._connections.request(target.address, request, timeout_s=call.timeout_s)
         if isinstance(answer, Lost):
             return unreached(answer.reason)
@@ -107,20 +110,24 @@ async def post_json(connections: Connections, url: str, body: bytes, *, timeout_
     target = target_of(url)
     call = Call(url=url, gid="", branch_id="", timeout_s=timeout_s)
     answer = await connections.request(
-        target.address, _request("POST", target, query="", call=call, body=body), timeout_s=timeout_s
+        target.address, _request(b"POST", target, query="", call=call, body=body), timeout_s=timeout_s
     )
     if isinstance(answer, Lost):
         return answer.reason
     return "" if 200 <= answer.status < 300 else f"HTTP {answer.status}"
 
 
-def _request(method: str, target: Target, *, query: str, call: Call, body: bytes) -> bytes:
-    path = (target.path + query).rstrip("?&")
-    headers = {"content-type": "application/json"} | {name.lower(): value for name, value in call.headers.items()}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    if body:
-        lines += f"content-length: {len(body)}\r\n"
-    return b"".join((f"{method} {path}".encode("ascii"), target.head, lines.encode("latin-1"), b"\r\n", body))
+def _request(method: bytes, target: Target, *, query: str, call: Call, body: bytes) -> bytes:
+    path = (target.path + query).rstrip("?&").encode("ascii")
+    head = target.head + _lines(call.headers) if call.headers else target.plain
+    if not body:
+        return b"%b %b%b\r\n" % (method, path, head)
+    return b"%b %b%bcontent-length: %d\r\n\r\n%b" % (method, path, head, len(body), body)
+
+
+def _lines(given: Mapping[str, str]) -> bytes:
+    headers = {"content-type": "application/json"} | {name.lower(): value for name, value in given.items()}
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
 def _quoted(text: str) -> str:

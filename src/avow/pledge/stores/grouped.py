@@ -79,15 +79,17 @@ class GroupedStore:
 
     async def insert(self, pledge: Pledge) -> Pledge | None:
         operation = ops.inserting(pledge)
-        size = len(operation.row.content) + len(operation.row.progress)
-        return cast("Pledge | None", await self._write.ask(operation, size=size))
+        row = operation.row
+        known: Pledge | None = await self._write.send(operation, len(row.content) + len(row.progress))
+        return known
 
     async def load(self, gid: str) -> Pledge | None:
         return cast("Pledge | None", await self._read.ask(ops.Load(ops.id_bytes(gid))))
 
     async def swap(self, before: Pledge, progress: Progress, *, release: bool = False) -> Pledge | None:
         operation = ops.swapping(before, progress, release=release)
-        return cast("Pledge | None", await self._write.ask(operation, size=len(operation.row.progress)))
+        after: Pledge | None = await self._write.send(operation, len(operation.row.progress))
+        return after
 
     async def claim(self, *, owner: str, now_ms: int, lease_ms: int, limit: int) -> list[Pledge]:
         if limit < 1:

@@ -1,14 +1,15 @@
 """Group commit: one thread that performs together what many tasks are waiting for.
 
 A commit takes as long as a disk needs to sync, whether it holds one operation or a thousand. While the thread sits in
-one commit, operations gather; it then takes all of them into the next. Under load the cost of a sync is shared by
-everything that came in the meantime.
+one commit, operations gather on the loop; all of them are its next group. Under load the cost of a sync is shared by
+everything that came in the meantime, and the two sides meet twice for a group, not for an operation.
 
-Tasks that were just answered often ask again at once, and would miss the next commit by microseconds. The thread
-therefore lets the loop turn twice before it goes on, for no longer than a tenth of the time the last commit took.
+    loop         a task asks: its operation is gathered, and it waits for its own outcome
+                 the thread is free -> all that is gathered becomes a group
+    thread       perform(operations) -> outcomes back to the loop, in one call
 
-    task         asks: its operation into the queue, and waits for its own outcome
-    thread       takes all that waits -> perform(operations) -> outcomes back to the loop, in one call -> lets it turn
+Tasks that were just answered often ask again at once, and would miss the next commit by microseconds. So the loop turns
+before the next group leaves, unless nearly as many wait as were just answered: then the disk need not stand still.
 
 Operations of a group know nothing of each other, so none may suffer for another: `perform` gives each its own outcome,
 a value or an error. When a database refuses the whole transaction, which was rolled back, each is performed again
@@ -23,11 +24,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import SimpleQueue
-from time import monotonic
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from avow import limits
 from avow.errors import AvowError, Busy, Offline
@@ -36,14 +36,8 @@ log = logging.getLogger("avow.pledge")
 
 Op = TypeVar("Op")
 
-_PATIENCE: Final = 0.1  # of what the last group took
-_PATIENCE_S_MAX: Final = 0.002
-
-
-class _Asked(NamedTuple):
-    operation: Any
-    size: int
-    future: asyncio.Future[Any]
+_ENOUGH: Final = 0.5  # of what was just answered: so many need not wait for more
+_Asked: TypeAlias = tuple[Any, int, asyncio.Future[Any]]  # operation, size in bytes, who waits for its outcome
 
 
 class GroupThread(Generic[Op]):
@@ -51,88 +45,111 @@ class GroupThread(Generic[Op]):
 
     def __init__(self, perform: Callable[[Sequence[Op]], Sequence[Any]], *, name: str) -> None:
         self._perform, self._name = perform, name
-        self._queue: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._gathered: deque[_Asked] = deque()
+        self._groups: SimpleQueue[list[_Asked] | None] = SimpleQueue()  # one at a time; None: it ends
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._turned = threading.Event()
-        self._operations = self._groups = self._largest = self._failures = 0
+        self._performing = self._leaving = self._closing = False
+        self._operations_count = self._groups_count = self._largest = self._failures = 0
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._loop, self._ended), name=self._name, daemon=True)
         self._thread.start()
 
     async def ask(self, operation: Op, *, size: int = 0) -> Any:
         """Its outcome. Raises Busy when too many wait, Offline when the thread is not running, and what came of it."""
+        return await self.send(operation, size)
+
+    def send(self, operation: Op, size: int) -> asyncio.Future[Any]:
+        """The same for who awaits it at once: a future costs less than a coroutine around it."""
         loop = self._loop
-        if loop is None:
+        if loop is None or self._closing:
             raise Offline("the store is not open; nothing was changed. Start it first")
-        if self._queue.qsize() >= limits.PLEDGE_WAITING_COUNT:
+        if len(self._gathered) >= limits.PLEDGE_WAITING_COUNT:
             raise Busy(f"{limits.PLEDGE_WAITING_COUNT} operations wait for the store; nothing was changed. Try later")
-        asked = _Asked(operation, size, loop.create_future())
-        self._queue.put(asked)
-        return await asked.future
+        future = loop.create_future()
+        self._gathered.append((operation, size, future))
+        if not self._performing and not self._leaving:
+            self._leaving = True
+            loop.call_soon(self._leave)  # with what else comes in this turn
+        return future
 
     async def close(self) -> None:
         """Returns when everything asked before has its outcome."""
         if self._ended is None:
             return
-        if self._loop is not None:
-            self._loop = None
-            self._queue.put(None)
+        if not self._closing:
+            self._closing = True
+            if not self._performing:
+                self._leave()
         await asyncio.shield(self._ended)
 
     def statistics(self) -> dict[str, int]:
         return {
-            "operations": self._operations,
-            "groups": self._groups,
+            "operations": self._operations_count,
+            "groups": self._groups_count,
             "largest_group": self._largest,
             "failures": self._failures,
-            "waiting": self._queue.qsize(),
+            "waiting": len(self._gathered),
         }
 
-    def _hand_out(self, loop: asyncio.AbstractEventLoop, group: Sequence[_Asked], outcomes: Sequence[Any]) -> None:
-        for asked, outcome in zip(group, outcomes, strict=True):
-            if asked.future.done():
+    # -------------------------------------------------------------- on the loop
+
+    def _leave(self) -> None:
+        """The next group to the thread, which is free; or its end."""
+        self._leaving = False
+        if self._performing:
+            return
+        if self._gathered:
+            self._performing = True
+            self._groups.put(self._next_group())
+        elif self._closing:
+            self._performing = True
+            self._groups.put(None)
+
+    def _next_group(self) -> list[_Asked]:
+        gathered, group, size = self._gathered, list[_Asked](), 0
+        while gathered and len(group) < limits.PLEDGE_GROUP_COUNT and size < limits.PLEDGE_GROUP_SIZE_BYTES:
+            asked = gathered.popleft()
+            group.append(asked)
+            size += asked[1]
+        return group
+
+    def _hand_out(self, group: Sequence[_Asked], outcomes: Sequence[Any]) -> None:
+        self._performing = False
+        self._count(len(group), outcomes)
+        if self._closing or len(self._gathered) >= _ENOUGH * len(group):
+            self._leave()
+        for (_, _, future), outcome in zip(group, outcomes, strict=True):
+            if future.done():
                 continue  # its task was cancelled
             if isinstance(outcome, Exception):
-                asked.future.set_exception(outcome)
+                future.set_exception(outcome)
             else:
-                asked.future.set_result(outcome)
-        loop.call_soon(loop.call_soon, self._turned.set)  # tasks wake in the next turn, and ask in it
+                future.set_result(outcome)
+        if not self._performing and not self._leaving and self._loop is not None:
+            self._leaving = True
+            self._loop.call_soon(self._loop.call_soon, self._leave)  # tasks wake in the next turn, and ask in it
+
+    def _count(self, size: int, outcomes: Sequence[Any]) -> None:
+        self._groups_count += 1
+        self._operations_count += size
+        self._largest = max(self._largest, size)
+        self._failures += sum(isinstance(outcome, Exception) for outcome in outcomes)
 
     # -------------------------------------------------------------- in the thread
 
-    def _run(self) -> None:
-        ended = self._ended
-        assert ended is not None
-        loop = ended.get_loop()
+    def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
         try:
-            while (first := self._queue.get()) is not None:
-                group = self._gather(first)
-                began = monotonic()
-                outcomes = self._outcomes([asked.operation for asked in group])
-                patience_s = min((monotonic() - began) * _PATIENCE, _PATIENCE_S_MAX)
-                self._count(group, outcomes)
-                self._turned.clear()
-                loop.call_soon_threadsafe(partial(self._hand_out, loop, group, outcomes))
-                self._turned.wait(patience_s)
-            loop.call_soon_threadsafe(partial(_settle, ended))
+            while (group := self._groups.get()) is not None:
+                outcomes = self._outcomes([operation for operation, _, _ in group])
+                loop.call_soon_threadsafe(self._hand_out, group, outcomes)
+            loop.call_soon_threadsafe(_settle, ended)
         except RuntimeError as error:  # the loop was closed: nobody is there to be told
             log.warning("a store's thread ends with its loop: %s", error)
-
-    def _gather(self, first: _Asked) -> list[_Asked]:
-        group, size = [first], first.size
-        while len(group) < limits.PLEDGE_GROUP_COUNT and size < limits.PLEDGE_GROUP_SIZE_BYTES and self._queue.qsize():
-            asked = self._queue.get()
-            if asked is None:
-                self._queue.put(None)  # nothing is put behind it
-                break
-            group.append(asked)
-            size += asked.size
-        return group
 
     def _outcomes(self, operations: Sequence[Op]) -> Sequence[Any]:
         try:
@@ -144,12 +161,6 @@ class GroupThread(Generic[Op]):
         except Exception as error:  # the thread outlives a defect; those who asked hear of it
             log.exception("a store failed unexpectedly")
             return [error] * len(operations)
-
-    def _count(self, group: Sequence[_Asked], outcomes: Sequence[Any]) -> None:
-        self._groups += 1
-        self._operations += len(group)
-        self._largest = max(self._largest, len(group))
-        self._failures += sum(isinstance(outcome, Exception) for outcome in outcomes)
 
 
 def _settle(ended: asyncio.Future[None]) -> None:

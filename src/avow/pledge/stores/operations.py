@@ -151,9 +151,9 @@ def _bounded(text: str, *, what: str, bytes_max: int) -> bytes:
 
 
 def inserting(pledge: Pledge) -> Insert:
-    id_bytes(pledge.gid)
+    gid = id_bytes(pledge.content.gid)
     owner = owner_bytes(pledge.owner) if pledge.owner else b""
-    return Insert(_row(pledge, content=_encoded(pledge.content), owner=owner))
+    return Insert(_row(pledge, gid, content=_encoded(pledge.content), owner=owner))
 
 
 def swapping(before: Pledge, progress: Progress, *, release: bool) -> Swap:
@@ -161,33 +161,25 @@ def swapping(before: Pledge, progress: Progress, *, release: bool) -> Swap:
         raise InvalidRequest("a pledge keeps the time of its creation; nothing was changed")
     owner, lease_until_ms = ("", 0) if release else (before.owner, before.lease_until_ms)
     after = Pledge(before.content, progress, before.revision + 1, before.fence, owner, lease_until_ms)
-    return Swap(_row(after, content=b"", owner=owner.encode()), after, before.status)
+    return Swap(_row(after, id_bytes(before.content.gid), content=b"", owner=owner.encode()), after, before.status)
 
 
-def _row(pledge: Pledge, *, content: bytes, owner: bytes) -> Row:
-    progress = pledge.progress
+def _row(pledge: Pledge, gid: bytes, *, content: bytes, owner: bytes) -> Row:
+    progress, lease_until_ms = pledge.progress, pledge.lease_until_ms
+    status, next_at_ms = progress.status, progress.next_at_ms
     encoded = _encoded(progress)
     if len(content) + len(encoded) > limits.PLEDGE_STORED_SIZE_BYTES_MAX:
         raise TooLarge(
             f"a pledge of {len(content) + len(encoded)} bytes is more than the {limits.PLEDGE_STORED_SIZE_BYTES_MAX} "
             f"that are stored; nothing was changed. Send less, or have branches fetch it"
         )
-    row = Row(
-        id_bytes(pledge.gid),
-        content,
-        encoded,
-        progress.status,
-        pledge.revision,
-        pledge.fence,
-        owner,
-        pledge.lease_until_ms,
-        progress.next_at_ms,
-        max(progress.next_at_ms, pledge.lease_until_ms) if progress.status in UNFINISHED else NEVER_MS,
-        progress.created_ms,
-        progress.finished_ms,
-    )
-    check_times(row.revision, row.fence, row.lease_until_ms, row.next_at_ms, row.created_ms, row.finished_ms)
-    return row
+    due_ms = NEVER_MS
+    if status in UNFINISHED:
+        due_ms = next_at_ms if next_at_ms > lease_until_ms else lease_until_ms
+    counts = (pledge.revision, pledge.fence)
+    times = (lease_until_ms, next_at_ms, due_ms, progress.created_ms, progress.finished_ms)
+    check_times(*counts, *times)
+    return tuple.__new__(Row, (gid, content, encoded, status, *counts, owner, *times))  # half of what Row(...) takes
 
 
 def _encoded(value: object) -> bytes:

@@ -1,14 +1,17 @@
 """A whole campaign: a ground for each store and database, runs in turn on all of them, then everything is judged.
 
-Grounds work side by side, each in a thread; most of a run is waiting for somebody to start again or for a timeout.
+Grounds work side by side, each in a thread; most of a run is waiting for a timeout, or until a pledge that a dead
+coordinator held is due again. All peers and services come from one nursery, so a start costs little.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,13 +21,15 @@ import msgspec
 from msgspec import Struct
 
 from avow.errors import AvowError
+from avow.testing.nursery import Nursery
+from avow.testing.nursery_peers import PEER
 from avow.testing.prove_pledges.findings import ANOMALIES, Found
-from avow.testing.prove_pledges.ground import Ground
+from avow.testing.prove_pledges.ground import SERVICE, Ground
 from avow.testing.prove_pledges.runs import DATABASES, STORES, DatabaseKind, Run, StoreKind, draw_run
-from avow.testing.prove_pledges.servers import Servers
+from avow.testing.prove_pledges.servers import IMPORTED, Servers
 
 LANE_PEERS: Final = 3
-GROUNDS_AT_ONCE: Final = 12
+GROUNDS_PER_CORE: Final = 6
 FINDINGS_KEPT: Final = 200
 
 
@@ -63,8 +68,10 @@ class Verdict(Struct):
     pledges: int
     committed: int
     kills: dict[str, int]  # service, coordinator
-    points: dict[str, int]  # runs by point
+    points: dict[str, int]  # runs in which somebody died, by point
     not_reached: int  # runs whose pledge was over before it came to its point
+    combinations: int  # of store, database, point and victim in which somebody died there
+    told: dict[str, int]  # callers by what they heard; empty: their service died
     cells: list[Cell]
     checked: dict[str, int]
     violations: dict[str, int]
@@ -83,6 +90,7 @@ Report: TypeAlias = Callable[[Progress], None]
 def prove_pledges(options: Options, *, report: Report = lambda _: None) -> Verdict:
     """Raises AvowError when it cannot even begin."""
     folder = Path(options.folder or tempfile.mkdtemp(prefix="avow-pledges-"))
+    folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     campaign = Campaign(options, folder, report)
     try:
@@ -101,6 +109,9 @@ class Campaign:
     def __init__(self, options: Options, folder: Path, report: Report) -> None:
         self._options, self._folder, self._report = options, folder, report
         self._servers = Servers(folder)
+        kinds = {*options.stores, *options.databases}
+        imported = [name for kind in sorted(kinds) for name in IMPORTED.get(kind, ())]
+        self._nursery = Nursery(SERVICE, PEER, *imported, log=folder / "nursery.log")
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._done = 0
@@ -111,19 +122,21 @@ class Campaign:
         self._stop.set()
         for ground in self.grounds.values():
             ground.close()
+        self._nursery.close()
         self._servers.close()
 
     def run(self) -> Verdict:
         options = self._options
         self._tell("starting servers")
         self._servers.start({*options.stores, *options.databases})
+        self._nursery.start()
         runs = [
             draw_run(number, seed=options.seed, stores=options.stores, databases=options.databases)
             for number in range(options.runs)
         ]
         cells = list(dict.fromkeys((run.store, run.database) for run in runs))
         found, stuck = list[Found](), list[str]()
-        with ThreadPoolExecutor(GROUNDS_AT_ONCE) as pool:
+        with ThreadPoolExecutor(GROUNDS_PER_CORE * (os.cpu_count() or 1)) as pool:
             tried = [pool.submit(self._try, cell, [r for r in runs if (r.store, r.database) == cell]) for cell in cells]
             try:
                 for future in tried:
@@ -157,6 +170,7 @@ class Campaign:
         with self._lock:
             ground = self.grounds[store, database] = Ground(
                 name,
+                nursery=self._nursery,
                 database=self._servers.database(database, f"works_{name}"),
                 settings={"pledge_store": self._servers.store(store, f"store_{name}")},
                 peers=LANE_PEERS if store == "lane" else 1,
@@ -184,9 +198,10 @@ class Campaign:
             for (store, database), g in sorted(self.grounds.items())
         ]
         kills = {who: sum(g.kills[who] for g in self.grounds.values()) for who in ("service", "coordinator")}
-        points: dict[str, int] = {}
-        for run in runs:
-            points[run.point] = points.get(run.point, 0) + 1
+        points = Counter[str]()
+        for ground in self.grounds.values():
+            for (point, _), count in ground.reached.items():
+                points[point] += count
         violations = {name: sum(one.anomaly == name for one in found) for name in ANOMALIES}
         return Verdict(
             seed=self._options.seed,
@@ -195,8 +210,10 @@ class Campaign:
             pledges=len(made),
             committed=sum(cell.committed for cell in cells),
             kills=kills,
-            points=points,
+            points=dict(sorted(points.items())),
             not_reached=sum(ground.not_reached for ground in self.grounds.values()),
+            combinations=sum(len(ground.reached) for ground in self.grounds.values()),
+            told=dict(Counter(pledge.said for pledge in made).most_common()),
             cells=cells,
             checked=dict.fromkeys(ANOMALIES, len(made)),
             violations={name: count for name, count in violations.items() if count},

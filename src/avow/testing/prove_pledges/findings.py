@@ -4,8 +4,9 @@ lost            committed, and a branch has no effect
 duplicated      a branch took effect more than once
 phantom         a branch took effect, and the work is not committed (or was not when the branch was called)
 misreported     the caller was told committed and it is not, or rolled back and it is not, or it was meant to roll
-                back and is committed
-undecided       the coordinator still has it prepared or submitted after everything was healed
+                back and is committed, or it was refused for a reason that a crash is none of (an unknown queue)
+late            decided, but not within a minute after everything was healed
+undecided       the coordinator still has it prepared or submitted at the end, long after everything was healed
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from msgspec import Struct
 from avow.testing.prove_pledges.places import EARLY
 from avow.testing.prove_pledges.service import BRANCHES
 
-Anomaly: TypeAlias = Literal["lost", "duplicated", "phantom", "misreported", "undecided"]
+Anomaly: TypeAlias = Literal["lost", "duplicated", "phantom", "misreported", "late", "undecided"]
 ANOMALIES: Final[tuple[Anomaly, ...]] = Anomaly.__args__  # type: ignore[attr-defined]
 MESSAGE: Final = "03"  # the branch that is a message of a queue
 
 _SAID_COMMITTED: Final = frozenset({"Delivered", "CommittedPending", "Stopped"})
 _SAID_ROLLED_BACK: Final = frozenset({"RolledBack"})
+_SAID_NOTHING_SURE: Final = frozenset({"", "OutcomeUnknown", "raised UNKNOWN", "raised OFFLINE", "raised BUSY"})
 
 
 class Made(Struct, frozen=True):
@@ -43,11 +45,13 @@ class Found(Struct, frozen=True):
 
 
 class Evidence(Struct, frozen=True):
-    """Of one place: commits by gid, effects by gid and branch, messages of the queue by gid, open pledges."""
+    """Of one place: commits by gid, effects by gid and branch, messages of the queue by gid; what was said of pledges
+    that were open after their run and are decided by now, and of those that are still open."""
 
     works: Mapping[str, int]
     effects: Mapping[tuple[str, str], int]
     messages: Mapping[str, int]
+    late: Mapping[str, str]
     undecided: Mapping[str, str]
 
 
@@ -60,6 +64,10 @@ def judge(made: Made, evidence: Evidence) -> list[Found]:
         found.append(("misreported", f"committed, meant to be: {made.commit}, caller told: {made.said or 'nothing'}"))
     if not committed and made.said in _SAID_COMMITTED:
         found.append(("misreported", f"not committed, caller told: {made.said}"))
+    if made.said not in _SAID_COMMITTED | _SAID_ROLLED_BACK | _SAID_NOTHING_SURE:
+        found.append(("misreported", f"refused, though nothing is wrong with it: {made.said}"))
+    if gid in evidence.late:
+        found.append(("late", evidence.late[gid]))
     if gid in evidence.undecided:
         found.append(("undecided", evidence.undecided[gid]))
     for branch, times in _deliveries(gid, evidence).items():

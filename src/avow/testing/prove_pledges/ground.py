@@ -11,7 +11,7 @@ import http.client
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -24,10 +24,11 @@ import msgspec
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.client.pledge import Delivered, RolledBack
 from avow.errors import AvowError, Offline, UnknownPledge
-from avow.testing.cluster import LocalCluster
 from avow.testing.cluster_wait import wait_until
+from avow.testing.nursery import Nursery
+from avow.testing.nursery_peers import NurseryCluster
 from avow.testing.programs import Program
-from avow.testing.prove_pledges.crashes import THIS_PROCESS, Order, Plan
+from avow.testing.prove_pledges.crashes import THIS_PROCESS, Order, Plan, Point, Victim
 from avow.testing.prove_pledges.findings import Evidence, Found, Made, judge
 from avow.testing.prove_pledges.places import place_of
 from avow.testing.prove_pledges.runs import Run
@@ -41,19 +42,30 @@ CALLERS: Final = 8
 
 
 class Ground:
-    """`settings` are the peers'. All calls block; each ground has a thread."""
+    """`settings` are the peers'; `service` is the program that makes the pledges. All calls block; each ground has a
+    thread."""
 
     def __init__(
-        self, name: str, *, database: str, settings: dict[str, str], peers: int, folder: Path, seed: int
+        self,
+        name: str,
+        *,
+        nursery: Nursery,
+        database: str,
+        settings: dict[str, str],
+        peers: int,
+        folder: Path,
+        seed: int,
+        service: Sequence[str] = ("-m", SERVICE),
     ) -> None:
-        self.name, self._seed, self._peers = name, seed, peers
+        self.name, self._seed, self._nursery, self._command = name, seed, nursery, tuple(service)
         self._place = place_of(database)
-        self.cluster = LocalCluster(peers, folder=folder / name / "cluster", settings=settings)
+        self.cluster = NurseryCluster(peers, nursery=nursery, folder=folder / name / "cluster", settings=settings)
         self._folder, self._database = folder / name, database
         self._stack = ExitStack()
         self._callers = ThreadPoolExecutor(CALLERS)
         self.made: list[Made] = []
         self.kills: Counter[str] = Counter()
+        self.reached: Counter[tuple[Point, Victim]] = Counter()
         self.not_reached = self.committed = 0
         self._undecided: dict[str, str] = {}
 
@@ -62,8 +74,9 @@ class Ground:
         self._stack.enter_context(self.cluster)
         self._client: BlockingClient = self._stack.enter_context(connect_blocking(self.cluster.addresses))
         self._client.create_queue(QUEUE)
-        command = ["-m", SERVICE, "--database", self._database, "--peers", self.cluster.addresses]
-        self._service = self._stack.enter_context(Program("service", command, folder=self._folder)).start()
+        command = [*self._command, "--database", self._database, "--peers", self.cluster.addresses]
+        program = Program("service", command, folder=self._folder, nursery=self._nursery)
+        self._service = self._stack.enter_context(program).start()
 
     def close(self) -> None:
         self._callers.shutdown(cancel_futures=True)
@@ -97,10 +110,10 @@ class Ground:
         coordinator = self.cluster.pid(peer)
         return {"service": (service,), "coordinator": (coordinator,), "both": (service, coordinator)}[run.victim]
 
-    def _kill(self, pids: Iterable[int]) -> None:
+    def _kill(self, pids: Iterable[int], number: int = signal.SIGKILL) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):
-                kill(pid, signal.SIGKILL)
+                kill(pid, number)
 
     def _revive(self, run: Run, peer: int) -> None:
         """Start again whoever died; the coordinator first, because a service waits for it."""
@@ -112,6 +125,7 @@ class Ground:
             died.append(lambda: not self._service.alive)
         try:
             wait_until(lambda: all(dead() for dead in died), timeout_s=REACHED_S)
+            self.reached[run.point, run.victim] += 1
         except Offline:
             self.not_reached += 1
         if not process.alive:
@@ -142,6 +156,7 @@ class Ground:
                 wait_until(partial(self._is_decided, gid), timeout_s=DECIDED_S)
             except Offline:
                 self._undecided[gid] = self._state_of(gid)
+                self._kill((self._service.pid,), signal.SIGUSR1)  # its log shall say what it is at
 
     def _is_decided(self, gid: str) -> bool:
         try:
@@ -162,7 +177,8 @@ class Ground:
     # ---------------------------------------------------------------------------------------------- judged
 
     def judge(self) -> list[Found]:
-        evidence = Evidence(self._place.works(), self._place.effects(), self._messages(), self._undecided)
+        late = self._late()
+        evidence = Evidence(self._place.works(), self._place.effects(), self._messages(), late, self._undecided)
         self.committed = len(evidence.works)
         known = {made.gid for made in self.made}
         strangers = {gid for gid, _ in evidence.effects} - known
@@ -170,6 +186,12 @@ class Ground:
         for made in self.made:
             found += judge(made, evidence)
         return found
+
+    def _late(self) -> dict[str, str]:
+        """Asks again about what was not decided in its run's time. What is by now: what was said of it then."""
+        slow, self._undecided = self._undecided, {}
+        self._wait_decided(slow)
+        return {gid: state for gid, state in slow.items() if gid not in self._undecided}
 
     def _messages(self) -> Counter[str]:
         queue = self._client.queue(QUEUE)

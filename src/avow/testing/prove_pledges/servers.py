@@ -7,11 +7,24 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from avow.errors import NotInstalled
 from avow.testing.prove_pledges.runs import DatabaseKind, StoreKind
 from avow.testing.services import MariaDBServer, PostgresServer, RedisServer, Server
+
+IMPORTED: Final = {
+    "sqlite": ("avow.pledge.stores.sqlite",),
+    "postgres": ("avow.pledge.stores.postgres",),
+    "mariadb": ("avow.pledge.stores.mysql",),
+    "redis": ("avow.pledge.stores.redis", "avow.barrier.redis"),
+}
+"""What peers and services import once they know their store and database: a nursery does it for them."""
+_KINDS: Final[tuple[tuple[str, type[Server], str, str], ...]] = (
+    ("postgres", PostgresServer, "psycopg", "postgres"),
+    ("mariadb", MariaDBServer, "pymysql", "mysql"),
+    ("redis", RedisServer, "redis", "redis"),
+)
 
 
 class Servers:
@@ -25,8 +38,9 @@ class Servers:
         self._stack.close()
 
     def start(self, kinds: set[str]) -> None:
-        for kind, server in (("postgres", PostgresServer), ("mariadb", MariaDBServer), ("redis", RedisServer)):
+        for kind, server, library, extra in _KINDS:
             if kind in kinds:
+                _library(library, extra=extra)
                 self._server(server)
 
     def store(self, kind: StoreKind, name: str) -> str:

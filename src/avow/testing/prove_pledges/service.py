@@ -11,6 +11,8 @@ The points stand here and in places.py, around public calls of the client and th
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import signal
 import sys
 import threading
 import time
@@ -34,6 +36,7 @@ QUEUE: Final = "pledged"
 BRANCHES: Final = ("01", "02")  # by HTTP; the third is a message of the queue
 SLOW_S: Final = 0.9
 PATIENCE_S: Final = 5.0  # of the client: how long it repeats a request before it gives up
+_ORDER: Final = msgspec.json.Decoder(Order)  # made by one thread: two that meet a type for the first time can crash
 PLEDGED: Final = {"timeout_to_fail_s": 0.3, "retry_interval_s": 0.2, "request_timeout_s": 1.5}
 
 
@@ -75,7 +78,7 @@ class Service:
         parts = urlsplit(target)
         query = dict(parse_qsl(parts.query))
         if parts.path == "/pledge":
-            return 200, self._pledge(msgspec.json.decode(body, type=Order)).encode()
+            return 200, self._pledge(_ORDER.decode(body)).encode()
         if parts.path == "/in":
             return self._branch(query)
         if parts.path == "/checkback" and method == "GET":
@@ -153,21 +156,29 @@ class Server(ThreadingHTTPServer):
         """A coordinator that was killed leaves connections behind: nothing to tell."""
 
 
-def main() -> None:
+def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--database", required=True)
     parser.add_argument("--peers", required=True)
     parser.add_argument("--port", type=int, default=0)
-    given = parser.parse_args()
-    place = place_of(given.database)
-    client = connect_blocking(given.peers, timeout_s=PATIENCE_S)
-    service = Service(place, client)
-    with Server(("127.0.0.1", given.port), handler_of(service)) as server:
+    return parser
+
+
+def serve(place: Place, *, peers: str, port: int) -> None:
+    """Until it is killed. SIGUSR1 makes it write where each of its threads is."""
+    faulthandler.register(signal.SIGUSR1)
+    service = Service(place, connect_blocking(peers, timeout_s=PATIENCE_S))
+    with Server(("127.0.0.1", port), handler_of(service)) as server:
         service.url = f"http://127.0.0.1:{server.server_address[1]}"
         sys.stdout.write(msgspec.json.encode({"url": service.url}).decode() + "\n")
         sys.stdout.flush()
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         threading.Event().wait()
+
+
+def main() -> None:
+    given = flags().parse_args()
+    serve(place_of(given.database), peers=given.peers, port=given.port)
 
 
 if __name__ == "__main__":

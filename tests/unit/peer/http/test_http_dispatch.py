@@ -64,6 +64,18 @@ def test_the_same_url_is_found_again_without_parsing_it() -> None:
     assert len(dispatcher._known) <= 4096
 
 
+def test_paths_that_differ_only_where_another_has_a_name_are_told_apart_by_the_method() -> None:
+    found = [find("POST", "/v1/pledges/retry"), find("GET", "/v1/pledges/retry"), find("POST", "/v1/pledges/g/retry")]
+    assert [call.route.operation for call in found if isinstance(call, Call)] == [
+        "retry_pledges",
+        "show_pledge",
+        "retry_pledge",
+    ]
+    braces = find("GET", "/v1/pledges/{}")
+    assert isinstance(braces, Call)
+    assert braces.parameters.gid == "{}"
+
+
 @pytest.mark.parametrize("url", ["/", "/v1", "/v1/queues/", "/v1/queues/a/b/c", "//v1/queues", "*", "", "/v2/queues"])
 def test_an_unknown_path_is_404(url: str) -> None:
     assert refused("GET", url)[0] == 404

@@ -1,0 +1,77 @@
+"""Errors on purpose: an audit that finds nothing must be known to find what is there.
+
+lost        one row is deleted from the table
+doubled     one row is appended to the table once more
+orphan      a message that nobody ordered is written to the queue, and the pipeline carries it to the table
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from avow.errors import InvalidRequest
+from avow.spark.pipelines.audit_report import Report
+from avow.spark.pipelines.audit_rules import Kind, Stage
+from avow.testing.cluster_wait import wait_until
+from avow.testing.prove_chain.chain import Chain
+from avow.testing.prove_chain.shop import QUEUE
+
+PlantKind: TypeAlias = Literal["lost", "doubled", "orphan"]
+PLANTS: Final[tuple[PlantKind, ...]] = PlantKind.__args__  # type: ignore[attr-defined]
+CARRIED_S: Final = 300.0
+ORPHAN: Final = "nobody-ordered-this"
+
+
+class Planted(Struct, frozen=True):
+    """What the audit must say: this kind, at this stage, of this id."""
+
+    kind: Kind
+    stage: Stage
+    id: str
+
+
+def plant(chain: Chain, kind: PlantKind) -> Planted:
+    if kind == "orphan":
+        return _orphan(chain)
+    ids = sorted(_table(chain).to_pyarrow_table(columns=["order_id"]).column("order_id").to_pylist())
+    if len(ids) < len(PLANTS):
+        raise InvalidRequest(f"{len(ids)} rows are too few to plant an error among them; nothing was changed")
+    if kind == "lost":
+        _table(chain).delete(f"order_id = '{ids[0]}'")
+        return Planted("lost", "table", ids[0])
+    _append_again(chain, ids[-1])
+    return Planted("doubled", "table", ids[-1])
+
+
+def _append_again(chain: Chain, order: str) -> None:
+    import deltalake
+
+    row = _table(chain).to_pyarrow_table(filters=[("order_id", "=", order)])
+    deltalake.write_deltalake(chain.table.address.place, row.slice(0, 1), mode="append")
+
+
+def _orphan(chain: Chain) -> Planted:
+    value = msgspec.json.encode({"order_id": ORPHAN, "amount": 0})
+    chain.client.queue(QUEUE).enqueue(value, key=ORPHAN.encode())
+    carried = [("order_id", "=", ORPHAN)]
+    wait_until(
+        lambda: _table(chain).to_pyarrow_table(columns=["order_id"], filters=carried).num_rows > 0,
+        timeout_s=CARRIED_S,
+        what="the pipeline did not carry the message to the table",
+    )
+    return Planted("orphaned", "queue", ORPHAN)
+
+
+def names_exactly(report: Report, planted: list[Planted]) -> bool:
+    found = sorted((one.kind, one.stage, text) for one in report.findings for text in one.ids)
+    wanted = sorted((one.kind, one.stage, one.id) for one in planted)
+    return found == wanted and sum(one.count for one in report.findings) == len(planted)
+
+
+def _table(chain: Chain) -> Any:
+    import deltalake
+
+    return deltalake.DeltaTable(chain.table.address.place)

@@ -1,0 +1,51 @@
+"""The processes of a driver of Spark: Python starts a JVM, which starts further ones. Linux's /proc tells of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
+PYTHON: Final = b"pyspark"
+
+
+def descendants(pid: int) -> list[int]:
+    """Parents before their children."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found, waiting = list[int](), [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def workers(driver: int) -> list[int]:
+    """Executors, and the processes that Spark runs Python in."""
+    return [pid for pid in descendants(driver) if _is_worker(pid)]
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    program = os.path.basename(words.split(b"\0")[0])
+    return EXECUTOR in words or (PYTHON in words and program.startswith(b"python"))
+
+
+def kill(*pids: int) -> int:
+    """kill -9; how many of them there were."""
+    done = 0
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            done += 1
+    return done

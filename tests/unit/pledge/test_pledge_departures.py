@@ -1,0 +1,85 @@
+"""When a group leaves for the thread of a store: at once if enough wait, else with those who were just answered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+from avow.pledge.stores.grouping import GroupThread
+
+TIMEOUT_S = 20.0
+
+
+class Held:
+    """Performs a group when it is let go."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+        self.began = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def perform(self, operations: Sequence[int]) -> list[int]:
+        self.groups.append(list(operations))
+        self.began.release()
+        assert self.go.acquire(timeout=TIMEOUT_S)
+        return list(operations)
+
+
+async def _waiting(thread: GroupThread[int], operations: range, *, again: int = 0) -> list[asyncio.Task[int]]:
+    async def ask(number: int) -> int:
+        first: int = await thread.ask(number)
+        return first if not again else await thread.ask(number + again)
+
+    tasks = [asyncio.create_task(ask(number)) for number in operations]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def _begun(desk: Held) -> None:
+    assert await asyncio.to_thread(desk.began.acquire, timeout=TIMEOUT_S)
+
+
+def _run(first: range, meanwhile: range) -> list[list[int]]:
+    """Groups, when `first` ask again at once for numbers from 100 on, and `meanwhile` while they are performed."""
+    desk = Held()
+
+    async def main() -> None:
+        thread: GroupThread[int] = GroupThread(desk.perform, name="held")
+        thread.start()
+        async with asyncio.timeout(TIMEOUT_S):
+            tasks = await _waiting(thread, first, again=100)
+            await _begun(desk)
+            tasks += await _waiting(thread, meanwhile)
+            desk.go.release(100)
+            await asyncio.gather(*tasks)
+            await thread.close()
+
+    asyncio.run(main())
+    return desk.groups
+
+
+def test_what_comes_in_one_turn_of_the_loop_is_one_group() -> None:
+    assert _run(range(50), range(0))[0] == list(range(50))
+
+
+def test_few_that_wait_let_those_who_were_just_answered_ask_first() -> None:
+    assert _run(range(10), range(50, 54)) == [list(range(10)), [*range(50, 54), *range(100, 110)]]
+
+
+def test_many_that_wait_leave_at_once_and_the_others_are_the_next_group() -> None:
+    assert _run(range(10), range(50, 56)) == [list(range(10)), list(range(50, 56)), list(range(100, 110))]
+
+
+def test_everything_asked_before_the_end_is_performed_also_when_it_came_in_the_same_turn() -> None:
+    async def main() -> None:
+        desk = Held()
+        desk.go.release(100)
+        thread: GroupThread[int] = GroupThread(desk.perform, name="held")
+        thread.start()
+        async with asyncio.timeout(TIMEOUT_S):
+            tasks = await _waiting(thread, range(3))
+            await thread.close()
+            assert await asyncio.gather(*tasks) == [0, 1, 2]
+
+    asyncio.run(main())

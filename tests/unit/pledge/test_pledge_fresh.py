@@ -1,0 +1,82 @@
+"""A submit that repeats its prepare to the byte is not read, checked and compared again; everything else is."""
+
+from __future__ import annotations
+
+import pytest
+from pledge_world import BRANCH, Services, now_ms, request, run, world
+
+from avow.errors import ContentDiffers, PledgeDecided
+from avow.limits import PLEDGE_FRESH_SIZE_BYTES
+from avow.pledge.coordinator import Coordinator
+
+SOURCE = b'{"branches": []}'
+
+
+def test_what_was_prepared_from_the_same_bytes_is_the_same_request() -> None:
+    async def go() -> None:
+        async with world() as w:
+            asked = request()
+            await w.coordinator.prepare(asked, source=SOURCE)
+            assert w.coordinator.prepared_from("g", SOURCE) is asked
+            assert w.coordinator.prepared_from("g", bytearray(SOURCE)) is asked
+            told = await w.coordinator.submit(asked)
+            assert (told.delivery.state, told.repeated) == ("started", False)
+            await w.until("g", "succeeded", within_s=1)
+            assert w.services.count(BRANCH) == 1
+
+    run(go)
+
+
+def test_other_bytes_another_gid_and_a_second_submit_are_read_again() -> None:
+    async def go() -> None:
+        async with world() as w:
+            asked = request()
+            await w.coordinator.prepare(asked, source=SOURCE)
+            assert w.coordinator.prepared_from("g", SOURCE + b" ") is None
+            assert w.coordinator.prepared_from("h", SOURCE) is None
+            await w.coordinator.submit(asked)
+            assert w.coordinator.prepared_from("g", SOURCE) is None
+            assert (await w.coordinator.submit(asked)).repeated
+
+    run(go)
+
+
+def test_a_prepare_that_names_no_source_and_one_with_a_long_source_are_read_again() -> None:
+    async def go() -> None:
+        async with world() as w:
+            await w.coordinator.prepare(request())
+            assert w.coordinator.prepared_from("g", b"") is None
+            long = bytes(PLEDGE_FRESH_SIZE_BYTES)
+            await w.coordinator.prepare(request("h"), source=long)
+            assert w.coordinator.prepared_from("h", long) is None
+            await w.coordinator.submit(request("h"))
+            await w.until("h", "succeeded", within_s=1)
+
+    run(go)
+
+
+def test_an_equal_request_that_is_not_the_same_one_is_compared() -> None:
+    async def go() -> None:
+        async with world() as w:
+            await w.coordinator.prepare(request(), source=SOURCE)
+            with pytest.raises(ContentDiffers):
+                await w.coordinator.submit(request("g", (BRANCH, b"something else")))
+            await w.coordinator.submit(request())
+            await w.until("g", "succeeded", within_s=1)
+
+    run(go)
+
+
+def test_what_another_coordinator_decided_meanwhile_is_seen_although_the_bytes_are_the_same() -> None:
+    async def go() -> None:
+        async with world() as w:
+            asked = request()
+            await w.coordinator.prepare(asked, source=SOURCE)
+            other = Coordinator(w.store, Services(), now_ms=now_ms)
+            await other.stop("g")
+            with pytest.raises(PledgeDecided):
+                await w.coordinator.submit(asked)
+            assert w.services.count(BRANCH) == 0
+            await other.close()
+
+    run(go)
