@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 WEBCLIENTS := tests/webclients/node_modules/.installed
 
-.PHONY: run simulate mutants channel test check bench fmt install web services clean
+.PHONY: run simulate mutants channel test check bench fmt install web services java clean
 
 run: install            ## a cluster of three peers, shown live, for the next terminal to try; ARGS="--peers 5"
 	@$(BIN)/avow up $(ARGS)
@@ -22,9 +22,9 @@ mutants: install        ## break every rule on purpose, one at a time, and see i
 channel: install        ## the channel's state machine at full length: 3,000 runs of 80 steps
 	@AVOW_CHANNEL_EXAMPLES=3000 $(BIN)/pytest -q tests/simulation/test_channel_machine.py
 
-test: check web services ## everything: static checks, then every test; files that start processes are not split
+test: check web services java ## everything: static checks, then every test; files that start processes are not split
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract tests/simulation
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile tests/integration tests/e2e
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile tests/integration tests/e2e tests/spark
 
 check: install          ## the fast loop: format, lint, layers, types, unit tests, transcripts
 	@$(BIN)/ruff format --check src tests benchmarks examples
@@ -48,6 +48,11 @@ services:               ## databases that tests start for themselves: PostgreSQL
 	@{ { ls /usr/lib/postgresql/*/bin/postgres || command -v postgres; } && { command -v mariadbd || ls /usr/sbin/mariadbd; } && command -v redis-server; } >/dev/null 2>&1 \
 	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's postgresql, mariadb-server and redis-server ..." && { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql mariadb-server redis-server >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql mariadb-server redis-server >/dev/null; }; }; } \
 	  || { echo "make: tests need PostgreSQL, MariaDB and Redis; install them (apt-get install postgresql mariadb-server redis-server) and call make again"; exit 1; }
+
+java: install           ## what Spark runs on: Java 17 or newer
+	@$(BIN)/python -c 'from avow.spark.java import find_java; find_java()' 2>/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's Java ..." && { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq default-jre-headless >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq default-jre-headless >/dev/null; }; }; } \
+	  || { echo "make: Spark needs Java 17 or newer; install it (apt-get install default-jre-headless) and call make again"; exit 1; }
 
 $(WEBCLIENTS): tests/webclients/package.json tests/webclients/package-lock.json
 	@command -v npm >/dev/null || { echo "make: no npm found; the tests of browser clients need Node 20 or newer"; exit 1; }

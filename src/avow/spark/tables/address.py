@@ -1,0 +1,111 @@
+"""The URL of a table, taken apart.
+
+    delta:PATH                                            a Delta table in a folder
+    parquet:PATH                                          Parquet files in a folder, named by manifests
+    postgresql://user@host:port/db?table=schema.name      a table of a database; other parameters go to the connection
+    PATH                                                  a folder that is one of the first two already
+
+Folders are those of a file system that every worker sees under the same path: on one machine any folder, on a cluster
+a shared one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+import msgspec
+
+from avow.errors import InvalidRequest
+
+DELTA_LOG = "_delta_log"
+PARQUET_NOTE = os.path.join("_avow", "table.json")
+FORMS = "delta:PATH, parquet:PATH, or postgresql://user@host:port/db?table=schema.name"
+COMPRESSIONS = ("zstd", "snappy", "none")
+
+
+class Kind(StrEnum):
+    DELTA = "delta"
+    PARQUET = "parquet"
+    POSTGRESQL = "postgresql"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """`place` is a folder, or a database's URL; `schema` and `table` are a database's only."""
+
+    kind: Kind
+    place: str
+    schema: str = ""
+    table: str = ""
+    compression: str = "zstd"
+
+
+def parse(url: str, options: Mapping[str, str] | None = None) -> Address:
+    scheme, separator, rest = url.partition(":")
+    scheme = scheme.lower() if separator else ""
+    if scheme in ("postgresql", "postgres"):
+        _known(options, ())
+        return _database(url)
+    compression = _known(options, ("compression",)).get("compression", "zstd")
+    if compression not in COMPRESSIONS:
+        raise _wrong(f"the option compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+    kind, folder = _folder(url, scheme=scheme, rest=rest)
+    return Address(kind, folder, compression=compression)
+
+
+def _folder(url: str, *, scheme: str, rest: str) -> tuple[Kind, str]:
+    if scheme in (Kind.DELTA, Kind.PARQUET):
+        return Kind(scheme), _path(url, rest)
+    if scheme and scheme != "file":
+        raise _wrong(f"{url!r} is a table of an unknown kind ({scheme})")
+    path = _path(url, url if not scheme else f"file:{rest}")
+    if os.path.isdir(os.path.join(path, DELTA_LOG)):
+        return Kind.DELTA, path
+    if os.path.isfile(os.path.join(path, PARQUET_NOTE)):
+        return Kind.PARQUET, path
+    raise _wrong(f"{url!r} names a folder that is no table yet, so its kind must be said")
+
+
+def _path(url: str, text: str) -> str:
+    if text.startswith("file:"):
+        text = unquote(urlsplit(text).path)
+    elif "://" in text:
+        raise _wrong(f"{url!r} is not in a file system that workers see as a folder ({text.partition(':')[0]})")
+    if not text:
+        raise _wrong(f"{url!r} has no path")
+    return os.path.abspath(text)
+
+
+def _database(url: str) -> Address:
+    parts = urlsplit(url)
+    parameters = parse_qsl(parts.query, keep_blank_values=True)
+    names = [value for key, value in parameters if key == "table"]
+    if len(names) != 1 or not names[0]:
+        raise _wrong(f"{_without_password(url)!r} has no table: it ends with ?table=schema.name")
+    schema, dot, table = names[0].rpartition(".")
+    if not table or (dot and not schema) or "." in schema:
+        raise _wrong(f"{names[0]!r} is no name of a table: schema.name or name")
+    rest = urlencode([(key, value) for key, value in parameters if key != "table"])
+    place = urlunsplit(("postgresql", parts.netloc, parts.path, rest, ""))
+    return Address(Kind.POSTGRESQL, place, schema=schema or "public", table=table)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    shown = f"{user.partition(':')[0]}{at}{host}"
+    return urlunsplit((parts.scheme, shown, parts.path, parts.query, ""))
+
+
+def _known(options: Mapping[str, str] | None, names: tuple[str, ...]) -> Mapping[str, str]:
+    given = {} if options is None else {key.lower(): value for key, value in options.items()}
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise _wrong(f"unknown options of a table: {', '.join(unknown)}; known here: {', '.join(names) or 'none'}")
+    return given
+
+
+def _wrong(what: str) -> InvalidRequest:
+    return InvalidRequest(f"{what}; nothing was changed. A table is {FORMS}")

@@ -1,0 +1,223 @@
+"""Data files: a task's rows as Parquet, one file for each combination of partition values.
+
+    topic=orders/partition=0/part-0c9f….parquet       below the folder the caller names
+
+The partition columns are in the folders' names (as Hive and Spark write them) and not in the file. Names are random:
+an attempt that runs twice makes two files, and only those that a commit names belong to the table. A file and the
+folders on the way to it are synced before anybody hears of them, because a queue may be trimmed once its rows are in
+a table.
+
+Rows wait in memory until there are enough for a row group; that, and the number of open files, is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
+
+from avow.errors import InvalidRequest
+from avow.spark.tables import ranges
+from avow.spark.tables.ranges import Range
+from avow.spark.tables.store import Staged
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+except ImportError:
+    pa = pc = pq = None
+
+WAITING_BYTES_MAX = 64 << 20
+OPEN_FILES_MAX = 32
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+
+Values = tuple[Any, ...]
+
+
+class DataFiles:
+    """The files of one task. `write` batches that fit the table's schema, then `close`, which names the files."""
+
+    def __init__(self, folder: str, schema: pa.Schema, *, partition_by: Sequence[str], compression: str) -> None:
+        self._folder, self._schema, self._compression = folder, schema, compression
+        self._partition_by = list(partition_by)
+        self._kept = pa.schema([field for field in schema if field.name not in partition_by])
+        self._waiting: dict[Values, list[pa.Table]] = {}
+        self._waiting_bytes = 0
+        self._open: dict[Values, _DataFile] = {}
+        self._done: list[Staged] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        rows = pa.Table.from_batches([batch]).select(self._schema.names).cast(self._schema)
+        for values, part in _split(rows, self._partition_by):
+            self._waiting.setdefault(values, []).append(part)
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= WAITING_BYTES_MAX:
+            self._flush()
+
+    def close(self) -> list[Staged]:
+        self._flush()
+        self._close_files()
+        return self._done
+
+    def abandon(self) -> None:
+        """After a failure: files stay as they are, and nobody will name them."""
+        for each in self._open.values():
+            each.abandon()
+        self._open.clear()
+
+    def _flush(self) -> None:
+        for values, parts in self._waiting.items():
+            if values not in self._open:
+                if len(self._open) >= OPEN_FILES_MAX:
+                    self._close_files()
+                self._open[values] = self._new_file(values)
+            self._open[values].write(pa.concat_tables(parts))
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _new_file(self, values: Values) -> _DataFile:
+        texts = {name: _text(name, value) for name, value in zip(self._partition_by, values, strict=True)}
+        return _DataFile(self._folder, self._kept, values=texts, compression=self._compression)
+
+    def _close_files(self) -> None:
+        self._done += [each.close() for each in self._open.values()]
+        self._open.clear()
+
+
+class _DataFile:
+    def __init__(self, folder: str, schema: pa.Schema, *, values: dict[str, str | None], compression: str) -> None:
+        self._folder, self._schema, self._values = folder, schema, values
+        parts = [
+            f"{escaped(name)}={NULL_FOLDER if value is None else escaped(value)}" for name, value in values.items()
+        ]
+        self._name = os.path.join(*parts, f"part-{uuid.uuid4()}.parquet")
+        self._path = os.path.join(folder, self._name)
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        self._file: IO[bytes] = open(self._path, "xb")  # noqa: SIM115 - closed by close or abandon
+        self._writer = pq.ParquetWriter(self._file, schema, compression=compression)
+        self._ranges: list[Range] = []
+        self._rows = 0
+
+    def write(self, rows: pa.Table) -> None:
+        self._ranges = ranges.merged([*self._ranges, *ranges_of(rows)])
+        self._rows += rows.num_rows
+        self._writer.write_table(rows.select(self._schema.names).combine_chunks())
+
+    def close(self) -> Staged:
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        size_bytes = self._file.tell()
+        self._file.close()
+        sync_folders(os.path.dirname(self._path), upto=self._folder)
+        stats = integer_stats(pq.read_metadata(self._path), self._schema)
+        return Staged(self._name, self._rows, size_bytes, self._values, tuple(self._ranges), stats)
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+def write_files(
+    batches: Iterable[pa.RecordBatch], folder: str, schema: pa.Schema, *, partition_by: Sequence[str], compression: str
+) -> list[Staged]:
+    files = DataFiles(folder, schema, partition_by=partition_by, compression=compression)
+    try:
+        for batch in batches:
+            files.write(batch)
+        return files.close()
+    finally:
+        files.abandon()
+
+
+def ranges_of(rows: pa.Table) -> list[Range]:
+    """What an archive's rows hold of each lane; nothing for rows that do not name their messages."""
+    if not set(ranges.COLUMNS) <= set(rows.schema.names):
+        return []
+    kinds = [rows.schema.field(name).type for name in ranges.COLUMNS]
+    if not (pa.types.is_string(kinds[0]) and pa.types.is_integer(kinds[1]) and pa.types.is_integer(kinds[2])):
+        return []
+    asked = [(ranges.VERSION, what) for what in ("min", "max", "count")]
+    found = rows.group_by(list(ranges.LANES)).aggregate(asked).to_pylist()
+    return [
+        Range(each[ranges.QUEUE], each[ranges.LANE], each["offset_min"], each["offset_max"], each["offset_count"])
+        for each in found
+        if None not in each.values()
+    ]
+
+
+def integer_stats(metadata: Any, schema: pa.Schema) -> dict[str, Any]:
+    """Least and greatest of the integer columns, from a file's footer: cheap, and what lanes and versions are."""
+    names = {field.name for field in schema if pa.types.is_integer(field.type)}
+    least: dict[str, int] = {}
+    greatest: dict[str, int] = {}
+    nulls: dict[str, int] = {}
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        for column in (group.column(number) for number in range(group.num_columns)):
+            name, stats = column.path_in_schema, column.statistics
+            if name not in names or stats is None or not stats.has_min_max:
+                continue
+            least[name] = min(least.get(name, stats.min), stats.min)
+            greatest[name] = max(greatest.get(name, stats.max), stats.max)
+            nulls[name] = nulls.get(name, 0) + stats.null_count
+    return {"minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def sync_folders(folder: str, *, upto: str) -> None:
+    """New names on the way from `upto` down to `folder` survive a power cut after this."""
+    while True:
+        sync_folder(folder)
+        if os.path.samefile(folder, upto) or folder == os.path.dirname(folder):
+            return
+        folder = os.path.dirname(folder)
+
+
+def sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _split(rows: pa.Table, names: list[str]) -> Iterator[tuple[Values, pa.Table]]:
+    if not names:
+        yield (), rows
+        return
+    combinations = rows.group_by(names).aggregate([]).to_pylist()
+    for each in combinations:
+        values = tuple(each[name] for name in names)
+        if len(combinations) == 1:
+            yield values, rows
+            return
+        yield values, rows.filter(_mask(rows, each))
+
+
+def _mask(rows: pa.Table, wanted: dict[str, Any]) -> Any:
+    mask = None
+    for name, value in wanted.items():
+        column = rows.column(name)
+        hit = pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), fill_value=False)
+        mask = hit if mask is None else pc.and_(mask, hit)
+    return mask
+
+
+def _text(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if value == "":
+        raise InvalidRequest(
+            f"a row has an empty {name}, which a table partitioned by it cannot tell from null; nothing was written. "
+            "Partition by another column, or write null"
+        )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def escaped(text: str) -> str:
+    """As Spark reads folders: bytes that mean something to a path are %XX, other letters stand for themselves."""
+    return "".join(each if each.isalnum() or each in "-_." or ord(each) > 127 else f"%{ord(each):02X}" for each in text)

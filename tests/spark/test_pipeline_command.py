@@ -1,0 +1,119 @@
+"""`avow pipeline` as a person runs it: exit codes, signals, what is printed, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from avow.client.blocking import BlockingClient, connect_blocking
+from avow.spark.pipelines.status import read_status
+from avow.spark.tables import open_table
+from avow.testing.cluster import LocalCluster, wait_until
+
+RUN_S = 240
+SPARK = """
+[spark]
+master = "local[2]"
+config = { "spark.sql.shuffle.partitions" = 2, "spark.driver.memory" = "1g" }
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(cluster: LocalCluster) -> Iterator[BlockingClient]:
+    with connect_blocking(cluster.addresses) as made:
+        yield made
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "avow.cli", "pipeline", *words]
+
+
+def said(*words: str) -> tuple[int, str, str]:
+    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=RUN_S, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def archive_file(folder: Path, servers: str) -> Path:
+    path = folder / "keep.toml"
+    head = f'kind = "archive"\nservers = "{servers}"\ntable = "delta:table"\nevery = "0 seconds"\ntrim = true\n'
+    path.write_text(head + '[source]\nqueue = "orders"\n' + SPARK)
+    return path
+
+
+def failing_file(folder: Path, servers: str) -> Path:
+    path = folder / "fail.toml"
+    statement = "SELECT string(CAST(string(value) AS INT)) AS value FROM source"
+    head = f'kind = "transform"\nservers = "{servers}"\nsql = "{statement}"\n'
+    path.write_text(head + '[source]\nqueue = "words"\n[sink]\nqueue = "numbers"\n' + SPARK)
+    return path
+
+
+def test_a_pipeline_is_interrupted_goes_on_ends_and_fails_with_its_exit_codes(
+    cluster: LocalCluster, client: BlockingClient, tmp_path: Path
+) -> None:
+    for name in ("orders", "words", "numbers"):
+        client.create_queue(name)
+    client.queue("orders").enqueue_many([b"order %d" % number for number in range(100)])
+    file, checkpoint = archive_file(tmp_path, cluster.addresses), str(tmp_path / "keep.checkpoint")
+    with subprocess.Popen(command("run", str(file), "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+
+        def rows() -> int:
+            assert run.poll() is None, run.stderr.read() if run.stderr else ""
+            return read_status(checkpoint, name="keep", kind="archive").rows
+
+        wait_until(lambda: rows() == 100, timeout_s=RUN_S, what="the rows in the status")
+        code, printed, _ = said("list", str(tmp_path), "--json")
+        assert (code, [(one["name"], one["state"]) for one in json.loads(printed)]) == (0, [("keep", "running")])
+        code, _, told = said("run", str(file))
+        assert code == 2
+        assert "runs already" in told
+        run.send_signal(signal.SIGTERM)
+        out, _ = run.communicate(timeout=RUN_S)
+    assert run.returncode == 130
+    lines: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+    assert (lines[0]["state"], lines[-1]["state"]) == ("starting", "stopped")
+    assert (lines[-1]["rows"], lines[-1]["exit_code"], lines[-1]["trimmed"]) == (100, 130, 100)
+
+    client.queue("orders").enqueue_many([b"later"] * 20)
+    client.queue("words").enqueue(b"no number")
+    with subprocess.Popen(
+        command("run", str(failing_file(tmp_path, cluster.addresses)), "--once"), stderr=subprocess.PIPE, text=True
+    ) as failing:
+        code, printed, _ = said("run", str(file), "--once")
+        _, told = failing.communicate(timeout=RUN_S)
+    assert code == 0
+    assert "keep: done, 20 rows in 1 batch" in printed
+    assert open_table(f"delta:{tmp_path}/table").count() == 120
+    assert failing.returncode == 1
+    assert "CAST_INVALID_INPUT" in told
+    assert "_avow_failure.txt" in told
+    code, printed, _ = said("show", str(tmp_path / "fail.toml"))
+    assert code == 0
+    assert "failed" in printed
+    assert "CAST_INVALID_INPUT" in (tmp_path / "fail.checkpoint" / "_avow_failure.txt").read_text()
+
+
+def test_what_cannot_start_is_told_before_spark_is_started(cluster: LocalCluster, tmp_path: Path) -> None:
+    file = archive_file(tmp_path, cluster.addresses)
+    file.write_text(file.read_text().replace('"orders"', '"nowhere"').replace("trim = true", "trim = true\nkeep = 0"))
+    code, printed, told = said("run", str(file))
+    assert (code, printed) == (2, "")
+    assert "nowhere" in told
+    file.write_text(file.read_text().replace("keep", "kep"))
+    for words in (("run", str(file)), ("show", str(file))):
+        code, _, told = said(*words)
+        assert code == 2
+        assert "kep: means nothing; did you mean keep?" in told
