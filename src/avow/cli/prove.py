@@ -8,8 +8,9 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from avow.cli.prove_pledges import RUNS, prove_pledges_command
-from avow.errors import AvowError
+from avow.errors import AvowError, NotInstalled
 from avow.testing.prove.campaign import Options, Progress, prove
 from avow.testing.prove.faults import KINDS
 from avow.testing.prove.verdict import Verdict
@@ -64,7 +65,9 @@ def prove_command(
     pledges: Annotated[
         bool, typer.Option("--pledges", help="Pledges instead: kill services and coordinators at every step.")
     ] = False,
-    runs: Annotated[int, typer.Option(min=1, help="With --pledges: how many kills.")] = RUNS,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help=f"How many kills: with --pledges {RUNS}, with --spark 50 without it.")
+    ] = None,
     store: Annotated[str, typer.Option(help=f"With --pledges: {', '.join(STORES)}, with commas between.")] = "all",
     database: Annotated[
         str, typer.Option(help=f"With --pledges or --chain: of the service: {', '.join(DATABASES)}.")
@@ -73,6 +76,9 @@ def prove_command(
         bool, typer.Option("--chain", help="The whole chain instead: from a shop's commit to a row of a Delta table.")
     ] = False,
     plant: Annotated[str, typer.Option(help="With --chain: an error on purpose: lost, doubled or orphan.")] = "",
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Spark instead: kill its driver and executors at every step of a batch.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run real peers under load, break them, heal them, and check the whole history of every client.
@@ -86,11 +92,14 @@ def prove_command(
 
     With --chain a shop's orders go through pledges and a queue to a Delta table, while service, peers, Spark's driver
     and its workers are killed; then an audit joins database, barrier, pledges, queue and table by id.
-    """
-    if chain:
-        from avow.cli.prove_chain import prove_chain_command
 
-        prove_chain_command(
+    With --spark streams from a queue to a queue and to a Delta table are killed at every step of a batch; then the rows
+    are counted by id in both.
+    """
+    if spark:
+        _spark_command()(runs=runs, seed=seed, peers=peers, folder=folder, keep=keep, as_json=as_json)
+    if chain:
+        _chain_command()(
             faults=faults,
             minutes=minutes,
             seed=seed,
@@ -103,7 +112,7 @@ def prove_command(
         )
     if pledges:
         prove_pledges_command(
-            runs=runs, seed=seed, store=store, database=database, folder=folder, keep=keep, as_json=as_json
+            runs=runs or RUNS, seed=seed, store=store, database=database, folder=folder, keep=keep, as_json=as_json
         )
     options = Options(
         seconds=(minutes or MINUTES) * 60,
@@ -130,6 +139,25 @@ def prove_command(
     else:
         print_verdict(console, verdict)
     raise typer.Exit(0 if verdict.clean else 1)
+
+
+def _chain_command() -> Callable[..., NoReturn]:
+    """Imported when it is asked for: it needs Spark."""
+    try:
+        from avow.cli.prove_chain import prove_chain_command
+    except NotInstalled as error:
+        sys.stderr.write(f"avow: {error}\n")
+        raise typer.Exit(2) from error
+    return prove_chain_command
+
+
+def _spark_command() -> Callable[..., NoReturn]:
+    try:
+        from avow.cli.prove_spark import prove_spark_command
+    except NotInstalled as error:
+        sys.stderr.write(f"avow: {error}\n")
+        raise typer.Exit(2) from error
+    return prove_spark_command
 
 
 def _kinds(text: str) -> tuple[str, ...]:

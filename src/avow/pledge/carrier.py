@@ -40,7 +40,7 @@ log: Final = logging.getLogger("avow.pledge")
 
 
 class Carrier:
-    """`jitter` gives numbers in [0, 1). `rescheduled` is told when a pledge will be due."""
+    """`jitter` gives numbers in [0, 1). `rescheduled` is told when a pledge will be due, `called` of each call."""
 
     def __init__(
         self,
@@ -54,10 +54,11 @@ class Carrier:
         now_ms: Callable[[], int],
         jitter: Callable[[], float],
         rescheduled: Callable[[int], None],
+        called: Callable[[Call, Verdict], None],
     ) -> None:
         self._store, self._caller, self._endpoints, self._alerts = store, caller, endpoints, alerts
         self._settings, self._owner = settings, owner
-        self._now_ms, self._jitter, self._rescheduled = now_ms, jitter, rescheduled
+        self._now_ms, self._jitter, self._rescheduled, self._called = now_ms, jitter, rescheduled, called
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = dict.fromkeys(("calls", "checkbacks", "delivered", "not_delivered", "put_back", "lost"), 0)
 
@@ -96,11 +97,10 @@ class Carrier:
                     return await self._reconcile(pledge, unrecorded)
                 pledge, unrecorded, recorded_ms = after, [], self._now_ms()
             if len(indexes) == 1:
-                outcomes = [await self._call(content, progress, indexes[0])]
+                outcome = await self._call(content, progress, indexes[0])
+                heard, turned_away = ([outcome], []) if isinstance(outcome, Heard) else ([], [outcome])
             else:
-                outcomes = await self._call_all(content, progress, indexes)
-            heard = [outcome for outcome in outcomes if isinstance(outcome, Heard)]
-            turned_away = [outcome for outcome in outcomes if isinstance(outcome, Endpoint)]
+                heard, turned_away = await self._call_all(content, progress, indexes)
             now_ms = self._now_ms()
             progress = self._heard(content, progress, heard, turned_away, now_ms=now_ms)
             unrecorded += heard
@@ -153,10 +153,14 @@ class Carrier:
 
     # -------------------------------------------------------------------------------------------- calls
 
-    async def _call_all(self, content: Content, progress: Progress, indexes: tuple[int, ...]) -> list[Heard | Endpoint]:
+    async def _call_all(
+        self, content: Content, progress: Progress, indexes: tuple[int, ...]
+    ) -> tuple[list[Heard], list[Endpoint]]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._call(content, progress, index)) for index in indexes]
-        return [task.result() for task in tasks]
+        outcomes = [task.result() for task in tasks]
+        heard = [outcome for outcome in outcomes if isinstance(outcome, Heard)]
+        return heard, [outcome for outcome in outcomes if isinstance(outcome, Endpoint)]
 
     async def _call(self, content: Content, progress: Progress, index: int) -> Heard | Endpoint:
         """What was heard, or the endpoint if it could not be called."""
@@ -182,7 +186,7 @@ class Carrier:
             now_s=self._now_s(),
             returns=returns,
         )
-        self._count(index, verdict)
+        self._count(call, verdict)
         return Heard(index, verdict.result, at_ms, max(0, self._now_ms() - at_ms), verdict.text)
 
     async def _admission(self, endpoint: Endpoint, admitted: asyncio.Future[bool]) -> bool:
@@ -220,9 +224,10 @@ class Carrier:
             since_ms=max(progress.created_ms, progress.not_before_ms),
         )
 
-    def _count(self, index: int, verdict: Verdict) -> None:
+    def _count(self, call: Call, verdict: Verdict) -> None:
+        self._called(call, verdict)
         self.counts["calls"] += 1
-        if index == CHECKBACK:
+        if call.checkback:
             self.counts["checkbacks"] += 1
         else:
             self.counts["delivered" if verdict.result == "SUCCESS" else "not_delivered"] += 1

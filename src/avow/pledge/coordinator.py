@@ -28,20 +28,22 @@ from avow.limits import PLEDGE_FRESH_COUNT, PLEDGE_FRESH_SIZE_BYTES
 from avow.pledge import intake, state
 from avow.pledge.alerts import Alerts
 from avow.pledge.branches.branches import Branches
+from avow.pledge.branches.calls import Call
 from avow.pledge.carrier import CONFLICTS_MAX, Carrier
 from avow.pledge.endpoints import Endpoints
 from avow.pledge.record import UNFINISHED, Content, Pledge, Progress
 from avow.pledge.settings import PledgeSettings
 from avow.pledge.state import Delivery
 from avow.pledge.store import Filter, Page, PledgeStore
-from avow.pledge.topics import SCHEME, Topics
+from avow.pledge.topics import Topics
+from avow.pledge.verdicts import Verdict
 from avow.pledge.work import Work
 
 PAGE_COUNT: Final = 500
 _MATTERS: Final = ("prepare", "submit", "abort", "stop", "retry", "redrive")
 
 
-class Submission(Struct, frozen=True):
+class Submission(Struct, frozen=True, gc=False):
     """`repeated`: it was submitted before, and nothing was done now. `delivery` is how far it is at this moment."""
 
     pledge: Pledge
@@ -69,7 +71,8 @@ def wall_ms() -> int:
 
 
 class Coordinator:
-    """Opens nothing before `start`. `now_ms` is the time in stores, which coordinators of one store share."""
+    """Opens nothing before `start`. `now_ms` is the time in stores, which coordinators of one store share. `called` is
+    told of each call and what came of it."""
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Coordinator:
         owner: str = "",
         now_ms: Callable[[], int] = wall_ms,
         jitter: Callable[[], float] = random.random,
+        called: Callable[[Call, Verdict], None] = lambda _call, _verdict: None,
     ) -> None:
         self.settings = settings = settings or PledgeSettings()
         self.owner = owner or uuid4().hex
@@ -99,6 +103,7 @@ class Coordinator:
             now_ms=now_ms,
             jitter=jitter,
             rescheduled=self._rescheduled,
+            called=called,
         )
         self._work = Work(store, self._carrier, self._endpoints, settings=settings, owner=self.owner, now_ms=now_ms)
         self.topics = Topics(store, now_ms=now_ms, check=lambda url: branches.check(url, protocol=""))
@@ -134,9 +139,10 @@ class Coordinator:
         PledgeDecided if it is not prepared any more."""
         self.counts["prepare"] += 1
         intake.check(request, self._branches, prepare=True)
-        known = await self._store.load(request.gid) if _names_topic(request) else None
+        named = intake.names_topic(request)
+        known = await self._store.load(request.gid) if named else None
         if known is None:
-            content = await intake.expand(request, self.topics)
+            content = await intake.expand(request, self.topics) if named else intake.branched(request)
             pledge = Pledge(content, state.begun(content, "prepare", now_ms=self._now_ms(), settings=self.settings))
             known = await self._store.insert(pledge)
             if known is None:
@@ -147,40 +153,48 @@ class Coordinator:
         state.move(known.gid, known.status, "prepare")
         return known
 
-    async def submit(self, request: Content) -> Submission:
+    async def submit(self, request: Content, *, told: Callable[[Submission], None] | None = None) -> Submission:
         """With or without prepare. Raises ContentDiffers, PledgeDecided if it failed.
 
         With `wait_result` it answers when the branches were called once, or after a time; `delivery` says what came of
         it. That it is committed does not depend on that.
+
+        Who gives `told` hears by it, once, what would be returned, and goes on with the delivery in its own task, which
+        spares another: then this returns when nothing is due any more.
         """
         self.counts["submit"] += 1
         fresh = self._fresh.pop(request.gid, None)
         if fresh is not None and fresh.request is request:
-            return await self._submit_known(fresh.pledge, request, same=True)
+            return await self._submit_known(fresh.pledge, request, told, same=True)
         intake.check(request, self._branches, prepare=False)
         known = fresh.pledge if fresh is not None else None
-        if known is None and _names_topic(request):
+        named = intake.names_topic(request)
+        if known is None and named:
             known = await self._store.load(request.gid)
         if known is None:
-            content = await intake.expand(request, self.topics)
-            progress = state.begun(content, "submit", now_ms=self._now_ms(), settings=self.settings)
-            pledge = Pledge(content, self._as_stored(content, progress))
+            content = await intake.expand(request, self.topics) if named else intake.branched(request)
+            now_ms = self._now_ms()
+            progress = state.begun(content, "submit", now_ms=now_ms, settings=self.settings)
+            pledge = Pledge(content, self._as_stored(content, progress, now_ms=now_ms))
             known = await self._store.insert(pledge)
             if known is None:
-                return await self._deliver(pledge, progress, request)
-        return await self._submit_known(known, request)
+                return await self._deliver(pledge, progress, request, told)
+        return await self._submit_known(known, request, told)
 
-    async def _submit_known(self, known: Pledge, request: Content, *, same: bool = False) -> Submission:
+    async def _submit_known(
+        self, known: Pledge, request: Content, told: Callable[[Submission], None] | None, *, same: bool = False
+    ) -> Submission:
         """`same`: it was made from this very request."""
         for _ in range(CONFLICTS_MAX):
             if not same:
                 state.compare(known.content, request)
-            progress = state.submitted(known.content, known.progress, request, now_ms=self._now_ms())
+            now_ms = self._now_ms()
+            progress = state.submitted(known.content, known.progress, request, now_ms=now_ms)
             if progress is known.progress:
-                return self._submission(known, repeated=True)
-            after = await self._store.swap(known, self._as_stored(known.content, progress))
+                return self._submission(known, told, repeated=True)
+            after = await self._store.swap(known, self._as_stored(known.content, progress, now_ms=now_ms))
             if after is not None:
-                return await self._deliver(after, progress, request)
+                return await self._deliver(after, progress, request, told)
             known, same = await self.load(request.gid), False
         raise _contended(request.gid)
 
@@ -330,17 +344,23 @@ class Coordinator:
         self._rescheduled(pledge.progress.next_at_ms)
         return pledge
 
-    def _as_stored(self, content: Content, progress: Progress) -> Progress:
-        now_ms = self._now_ms()
+    def _as_stored(self, content: Content, progress: Progress, *, now_ms: int) -> Progress:
         due = state.due(content, progress, now_ms=now_ms)
         return self._carrier.held(content, progress, now_ms=now_ms) if due else progress
 
-    async def _deliver(self, pledge: Pledge, progress: Progress, request: Content) -> Submission:
+    async def _deliver(
+        self, pledge: Pledge, progress: Progress, request: Content, told: Callable[[Submission], None] | None
+    ) -> Submission:
         if not pledge.progress.held:
             self._rescheduled(progress.next_at_ms)
-            return self._submission(pledge)
+            return self._submission(pledge, told)
+        waits = request.options.wait_result or pledge.content.options.wait_result
+        if told is not None and not waits:
+            done = self._submission(pledge)
+            await self._work.carry_on(pledge, progress, lambda: told(done))
+            return done
         task = self._work.carry(pledge, progress)
-        if not (request.options.wait_result or pledge.content.options.wait_result):
+        if not waits:
             return self._submission(pledge)
         await asyncio.wait((task,), timeout=self.settings.wait_result_s)
         ended = task.done() and not task.cancelled() and task.exception() is None
@@ -348,10 +368,15 @@ class Coordinator:
         if carried is None:
             with suppress(AvowError):  # it is submitted, whether or not it can be read now
                 carried = await self._store.load(pledge.gid)
-        return self._submission(carried or pledge)
+        return self._submission(carried or pledge, told)
 
-    def _submission(self, pledge: Pledge, *, repeated: bool = False) -> Submission:
-        return Submission(pledge, state.delivery(pledge.progress, now_ms=self._now_ms()), repeated)
+    def _submission(
+        self, pledge: Pledge, told: Callable[[Submission], None] | None = None, *, repeated: bool = False
+    ) -> Submission:
+        done = Submission(pledge, state.delivery(pledge.progress, now_ms=self._now_ms()), repeated)
+        if told is not None:
+            told(done)
+        return done
 
     def _remember(self, fresh: Fresh) -> None:
         size = sum([len(branch.payload) for branch in fresh.pledge.content.branches])
@@ -362,10 +387,6 @@ class Coordinator:
         self._fresh[fresh.request.gid] = fresh
         if len(self._fresh) > PLEDGE_FRESH_COUNT:
             del self._fresh[next(iter(self._fresh))]
-
-
-def _names_topic(request: Content) -> bool:
-    return any(url.startswith(SCHEME) for url, _ in request.steps)
 
 
 def _contended(gid: str) -> Busy:

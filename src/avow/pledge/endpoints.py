@@ -138,7 +138,8 @@ class Endpoints:
         endpoint.in_flight -= 1
         self.in_flight -= 1
         if reached:
-            self._reached(endpoint)
+            if endpoint.failures:  # else it is open, and nothing is remembered against it
+                self._reached(endpoint)
         elif returns is not None and returns != endpoint.returns_count:
             self.park(endpoint, gid)
         else:
@@ -146,7 +147,8 @@ class Endpoints:
             self._not_reached(endpoint, error, now_s)
             if endpoint.closed:
                 self._park_unreached(endpoint)
-        self._admit_waiting(endpoint)
+        if endpoint.waiting or self._ready:
+            self._admit_waiting(endpoint)
 
     def withdraw(self, endpoint: Endpoint) -> None:
         """Leave without having learnt anything: the call was cancelled."""

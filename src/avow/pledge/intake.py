@@ -42,10 +42,12 @@ def check(request: Content, branches: Branches, *, prepare: bool) -> None:
         raise TooLarge(f"a pledge has at most {PLEDGE_STEPS_MAX} steps, not {len(request.steps)}; nothing was changed")
     if request.checkback:
         branches.check(request.checkback, protocol=request.protocol, checkback=True)
-    for url, _ in request.steps:
+    size_bytes = 0
+    for url, payload in request.steps:
+        size_bytes += len(payload)
         if not url.startswith(SCHEME):
             branches.check(url, protocol=request.protocol)
-    _check_size(sum(len(payload) for _, payload in request.steps))
+    _check_size(size_bytes)
     if request.options != _PLAIN:
         _check_options(request.options)
 
@@ -80,14 +82,25 @@ def _check_options(options: Options) -> None:
         raise InvalidRequest("retry_limit and not_before are not negative; nothing was changed")
 
 
+def names_topic(request: Content) -> bool:
+    for url, _ in request.steps:  # noqa: SIM110 - each request comes here, and a generator costs more than this
+        if url.startswith(SCHEME):
+            return True
+    return False
+
+
+def branched(request: Content) -> Content:
+    """The content as it is stored, of a request that names no topic."""
+    made = [Branch(f"{place:02d}", url, payload) for place, (url, payload) in enumerate(request.steps, 1)]
+    return replace(request, branches=tuple(made), steps=())
+
+
 async def expand(request: Content, topics: Topics) -> Content:
-    """The content as it is stored. Raises UnknownTopic, TooLarge."""
-    steps = request.steps
-    if not any(url.startswith(SCHEME) for url, _ in steps):
-        made = tuple(Branch(f"{place:02d}", url, payload) for place, (url, payload) in enumerate(steps, 1))
-        return replace(request, branches=made, steps=())
+    """The same of any request. Raises UnknownTopic, TooLarge."""
+    if not names_topic(request):
+        return branched(request)
     branches: list[Branch] = []
-    for place, (url, payload) in enumerate(steps, 1):
+    for place, (url, payload) in enumerate(request.steps, 1):
         if url.startswith(SCHEME):
             topic = await topics.load(url.removeprefix(SCHEME))
             branches += _fan_out(f"{place:02d}", [subscriber for subscriber, _ in topic.subscribers], payload)

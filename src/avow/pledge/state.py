@@ -186,8 +186,14 @@ def due(content: Content, progress: Progress, *, now_ms: int) -> tuple[int, ...]
         return (CHECKBACK,)
     if progress.status != "submitted" or progress.not_before_ms > now_ms:
         return ()
-    open_ = [index for index, branch in enumerate(progress.branches) if branch.status != "succeeded"]
-    return tuple(open_ if options_of(content, progress).concurrent else open_[:1])
+    concurrent = options_of(content, progress).concurrent
+    open_: tuple[int, ...] = ()
+    for index, branch in enumerate(progress.branches):
+        if branch.status != "succeeded":
+            open_ += (index,)
+            if not concurrent:
+                break
+    return open_
 
 
 def heard(
@@ -276,11 +282,12 @@ def _branches_heard(
     settings: PledgeSettings,
 ) -> Progress:
     branches = _counted(progress.branches, answers)
-    delivered = any(answer.result == "SUCCESS" for answer in answers)
+    results = [answer.result for answer in answers]
+    delivered = "SUCCESS" in results
     if progress.status in _OVER and (not delivered or branches == progress.branches):
         return progress
     progress = replace(progress, branches=branches, attempts=_noted(content, progress, answers), updated_ms=now_ms)
-    if all(branch.status == "succeeded" for branch in branches):
+    if "prepared" not in [branch.status for branch in branches]:
         return _finish(content, progress, now_ms=now_ms)
     event: Event = "delivered" if delivered else "not delivered"
     if (progress.status, event) in LATE:
@@ -292,7 +299,7 @@ def _branches_heard(
     if failed:
         progress = _failing(content, progress, failed[-1].text, now_ms=now_ms, jitter=jitter, settings=settings)
         return _judged(content, progress, now_ms=now_ms, settings=settings)
-    if any(answer.result == "ONGOING" for answer in answers):
+    if "ONGOING" in results:
         return _patient(content, progress, now_ms=now_ms, settings=settings)
     return progress
 
@@ -312,12 +319,11 @@ def _counted(branches: tuple[BranchProgress, ...], answers: Sequence[Heard]) -> 
 
 
 def _noted(content: Content, progress: Progress, answers: Sequence[Heard]) -> tuple[Attempt, ...]:
-    names = [CHECKBACK_ID if a.index == CHECKBACK else content.branches[a.index].branch_id for a in answers]
-    made = [
-        Attempt(answer.at_ms, name, answer.result, answer.took_ms, answer.text)
-        for name, answer in zip(names, answers, strict=True)
-    ]
-    return (*progress.attempts, *made)[-PLEDGE_ATTEMPTS_KEPT:]
+    attempts = list(progress.attempts)
+    for answer in answers:
+        name = CHECKBACK_ID if answer.index == CHECKBACK else content.branches[answer.index].branch_id
+        attempts.append(Attempt(answer.at_ms, name, answer.result, answer.took_ms, answer.text))
+    return tuple(attempts[-PLEDGE_ATTEMPTS_KEPT:])
 
 
 def _finish(content: Content, progress: Progress, *, now_ms: int) -> Progress:
@@ -410,7 +416,7 @@ def _ended(progress: Progress, status: Status, *, now_ms: int, reason: str) -> P
 # --------------------------------------------------------------------------------------- what a caller is told
 
 
-class Delivery(Struct, frozen=True):
+class Delivery(Struct, frozen=True, gc=False):
     """How far a submitted pledge is. `failing` and `ongoing` are no failure: it is committed, and delivery goes on.
 
     started: being delivered. delayed: not before its time. ongoing: a branch wants time. failing: see `error`; it is

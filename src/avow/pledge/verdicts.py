@@ -125,6 +125,8 @@ def shorten(text: str) -> str:
 
 def _said(headers: tuple[bytes, ...], body: bytes) -> str:
     """The one verdict that is given; empty for none; `?` when they differ or one has no meaning."""
+    if not headers and not body:
+        return _NONE
     said = [header.decode("latin-1") for header in headers]
     if b'"dtm_result"' in body:  # spares the parsing of what cannot have one
         found = _object(body)

@@ -6,8 +6,9 @@
         3  what is due in the store is claimed and carried, batch after batch
         4  now and then, what is finished for long is forgotten
 
-A pledge that is submitted here is carried at once by a task of its own, without a claim and without this loop; the loop
-is for everything that comes later, and for what other coordinators left behind when they died.
+A pledge that is submitted here is carried at once, by a task of its own or by the one that submitted it, without a
+claim and without this loop; the loop is for everything that comes later, and for what other coordinators left behind
+when they died.
 
 A store that fails is asked again after a pause; nothing is lost by it, because what was not recorded is due again.
 """
@@ -18,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from avow.errors import AvowError
 from avow.pledge.carrier import Carrier, as_claimed
@@ -51,7 +52,7 @@ class Work:
     ) -> None:
         self._store, self._carrier, self._endpoints = store, carrier, endpoints
         self._settings, self._owner, self._now_ms = settings, owner, now_ms
-        self._tasks: dict[asyncio.Task[Pledge | None], str] = {}  # and their gids
+        self._tasks: dict[asyncio.Task[Any], str] = {}  # and their gids
         self._carried_gids: dict[str, int] = {}  # how many tasks carry it; two, when a request overtakes a checkback
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_task: asyncio.Task[None] | None = None
@@ -85,23 +86,44 @@ class Work:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         task = self._loop.create_task(self._carrier.carry(pledge, progress, decided))
-        gid = self._tasks[task] = pledge.content.gid
-        self._carried_gids[gid] = self._carried_gids.get(gid, 0) + 1
+        self._take_up(task, pledge.content.gid)
         task.add_done_callback(self._carried)
         return task
 
     def _carried(self, task: asyncio.Task[Pledge | None]) -> None:
+        self._lay_down(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    async def carry_on(self, pledge: Pledge, progress: Progress, taken_up: Callable[[], None]) -> None:
+        """The same in the task that asks, which has nothing else to do: a task less. `taken_up` is called at once, when
+        it counts as being carried. Raises nothing but CancelledError."""
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine is run by a task"
+        self._take_up(task, pledge.content.gid)
+        try:
+            taken_up()
+            await self._carrier.carry(pledge, progress)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._lay_down(task)
+
+    def _take_up(self, task: asyncio.Task[Any], gid: str) -> None:
+        self._tasks[task] = gid
+        self._carried_gids[gid] = self._carried_gids.get(gid, 0) + 1
+
+    def _lay_down(self, task: asyncio.Task[Any]) -> None:
         gid = self._tasks.pop(task)
-        self._carried_gids[gid] -= 1
-        if not self._carried_gids[gid]:
-            del self._carried_gids[gid]
-        if task.cancelled():
-            return
-        error = task.exception()
+        count = self._carried_gids.pop(gid) - 1
+        if count:
+            self._carried_gids[gid] = count
+
+    def _failed(self, error: BaseException) -> None:
         if isinstance(error, AvowError):
             self.store_errors_count += 1
             log.info("a pledge was not recorded, it will be due again: %s", error)
-        elif error is not None:
+        else:
             log.error("carrying a pledge failed", exc_info=error)
 
     def rescheduled(self, at_ms: int) -> None:

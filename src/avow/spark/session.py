@@ -30,6 +30,7 @@ CHECKPOINT_MANAGER: Final = (
 
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,

@@ -7,7 +7,7 @@ from pledge_world import BRANCH, Services, now_ms, request, run, world
 
 from avow.errors import ContentDiffers, PledgeDecided
 from avow.limits import PLEDGE_FRESH_SIZE_BYTES
-from avow.pledge.coordinator import Coordinator
+from avow.pledge.coordinator import Coordinator, Submission
 
 SOURCE = b'{"branches": []}'
 
@@ -78,5 +78,26 @@ def test_what_another_coordinator_decided_meanwhile_is_seen_although_the_bytes_a
                 await w.coordinator.submit(asked)
             assert w.services.count(BRANCH) == 0
             await other.close()
+
+    run(go)
+
+
+def test_who_asks_to_be_told_hears_at_once_and_carries_the_pledge_itself() -> None:
+    async def go() -> None:
+        async with world() as w:
+            heard: list[tuple[str, int, int]] = []
+
+            def told(done: Submission) -> None:
+                in_hand = w.coordinator.statistics()["in_hand"]
+                heard.append((done.delivery.state, w.services.count(BRANCH), in_hand))
+
+            done = await w.coordinator.submit(request(), told=told)
+            assert heard == [("started", 0, 1)]
+            assert done.delivery.state == "started"
+            assert w.services.count(BRANCH) == 1
+            assert (await w.coordinator.load("g")).status == "succeeded"
+            assert w.coordinator.statistics()["in_hand"] == 0
+            await w.coordinator.submit(request(), told=told)
+            assert heard[1:] == [("succeeded", 1, 0)]
 
     run(go)

@@ -124,6 +124,10 @@ def test_a_status_tells_whether_its_run_lives(tmp_path: Path) -> None:
     [
         ("[STREAM_FAILED] terminated\nTraceback\n  File x\navow.errors.UnknownQueue: no queue\n", "no queue"),
         ("Job aborted\n  File y\nValueError: this one is bad\nin m:f, for q/0/1\n", "ValueError: this one is bad"),
+        (
+            "calling o1.save.\n: org.apache.spark.ClassNotFoundException: no avow\n\tat x",
+            "ClassNotFoundException: no avow",
+        ),
         ("all is lost", "RuntimeError: all is lost"),
     ],
 )

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,6 +13,7 @@ from tests.unit.spark.table_rows import append, archive, rows, stage, versions
 
 from avow.errors import InvalidRequest, Refused, Unknown
 from avow.spark.tables.delta import DeltaStore
+from avow.spark.tables.opening import open_store
 from avow.spark.tables.ranges import archived_ends
 
 
@@ -100,3 +104,31 @@ def test_a_log_that_takes_no_entry_leaves_the_batch_to_a_replay(tmp_path: Path) 
     taken.rmdir()
     assert store.commit(staged, app_id="query", version=0)
     assert versions(store) == [1, 2, 3]
+
+
+def kind_of(values: list[Any]) -> pa.DataType:
+    return pa.timestamp("us", tz="UTC") if isinstance(values[0], datetime) else pa.array(values).type
+
+
+def test_other_readers_find_rows_by_any_column(tmp_path: Path) -> None:
+    """What is written of a column's least and greatest decides which files a filter looks into."""
+    at = datetime(2026, 11, 15, 1, 2, 3, 123_456, tzinfo=UTC)
+    columns = {
+        "number": [1, 2, None],
+        "text": ["a", "b" * 200, None],
+        "at": [at, at, None],
+        "ratio": [0.1, 2.5, None],
+        "flag": [True, False, None],
+        "day": [date(2026, 11, 15), date(2026, 11, 16), None],
+        "price": [Decimal("0.10"), Decimal("99999999999999999.99"), None],
+        "raw": [b"x", b"y", None],
+    }
+    table = pa.table(columns, schema=pa.schema([(name, kind_of(values)) for name, values in columns.items()]))
+    store = open_store(f"delta:{tmp_path}")
+    store.prepare(table.schema, partition_by=())
+    staged = store.stage(table.to_batches(), table.schema, app_id="q", version=0, partition_by=())
+    assert store.commit(staged, app_id="q", version=0)
+    for name, values in columns.items():
+        for value in values[:2]:
+            found = DeltaTable(tmp_path).to_pyarrow_table(filters=[(name, "=", value)])
+            assert value in found[name].to_pylist(), f"{name} = {value}"

@@ -26,7 +26,11 @@ def test_each_lane_gets_a_file_that_knows_its_versions(tmp_path: Path) -> None:
     found = {each.values["partition"]: each for each in written(mixed, tmp_path)}
     assert found["0"].ranges == (Range("orders", 0, 1, 6, 6),)
     assert found["1"].ranges == (Range("orders", 1, 7, 9, 3),)
-    assert found["1"].stats == {"minValues": {"offset": 7}, "maxValues": {"offset": 9}, "nullCount": {"offset": 0}}
+    assert found["1"].stats == {
+        "minValues": {"offset": 7, "timestamp": "1970-01-01T00:00:07.000000Z"},
+        "maxValues": {"offset": 9, "timestamp": "1970-01-01T00:00:09.000000Z"},
+        "nullCount": {"offset": 0, "timestamp": 0},
+    }
     assert found["0"].place.startswith("topic=orders/partition=0/part-")
     assert pq.read_schema(tmp_path / found["0"].place).names == ["offset", "value", "timestamp"]
     assert (tmp_path / found["0"].place).stat().st_size == found["0"].size_bytes

@@ -116,7 +116,9 @@ class Api:
     def token(self, exchange: Exchange) -> Token:
         """Who asks. A connection's last header is remembered, so that a digest is not made for each request."""
         connection, headers = exchange.connection, exchange.headers
-        header = headers.get(b"authorization") or token_in(headers.get(b"sec-websocket-protocol"))
+        header = headers.get(b"authorization")
+        if not header and b"sec-websocket-protocol" in headers:
+            header = token_in(headers[b"sec-websocket-protocol"])
         if connection.authorized is None or connection.authorized[0] != header:
             connection.authorized = (header, self.tokens.bearer(header))
         return connection.authorized[1]

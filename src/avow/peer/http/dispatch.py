@@ -2,6 +2,8 @@
 
 What is found for a method and URL depends on nothing else, so it is remembered: clients that write send the same few
 URLs for ever, and looking one up costs a tenth of parsing it. The memory is bounded and simply emptied when full.
+A pledge has a URL of its own, but what stands before and behind its gid is always the same: of such URLs the row is
+remembered, and only the name is read.
 
 Everything that is wrong with the request itself is answered here, in this order: no such path (404), not by this method
 (405), parameters (400), who asks (401, 403), what it sends (415), what it accepts (406), a body that is not what the
@@ -26,11 +28,13 @@ _REMEMBERED_MAX: Final = 4_096
 _REMEMBERED_SIZE_BYTES_MAX: Final = 512  # longer URLs are parsed each time
 _QUERY_FIELDS_MAX: Final = 32
 _ANY: Final = "{}"  # the last part of a path that ends with a name
+_PLAIN: Final = re.compile(rb"[^%?#]+")  # a name that stands for itself
+_AROUND: Final = re.compile(r"([^{]+/)\{(\w+)\}(/[^/{]+)")  # a path with one name, next to last
 
 _Shape: TypeAlias = tuple[int, str, str]
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, gc=False):
     """A request that is in the table. `parameters` is of the route's own type; the rest is known from both."""
 
     route: Route
@@ -47,17 +51,33 @@ class Dispatcher:
             last = _ANY if parts[-1].startswith("{") else parts[-1]
             self._patterns.setdefault(_shape(parts, last), []).append((re.compile(_pattern(route.path)), route))
         self._known: dict[tuple[bytes, bytes], Call] = {}
+        self._around: dict[tuple[bytes, bytes, bytes], tuple[Call, str]] = {}  # what is before and behind a name
 
     def find(self, method: bytes, url: bytes) -> Call | Reply:
         known = self._known.get((method, url))
         if known is not None:
             return known
+        behind = url.rfind(b"/")
+        before = url.rfind(b"/", 0, behind) + 1
+        around = self._around.get((method, url[:before], url[behind:]))
+        if around is not None and _PLAIN.fullmatch(url, before, behind):
+            like, name = around
+            return _named(like, {name: url[before:behind].decode("latin-1")})
         found = self._find(method, url)
-        if isinstance(found, Call) and len(url) <= _REMEMBERED_SIZE_BYTES_MAX and _comes_again(found.route):
+        if isinstance(found, Call) and len(url) <= _REMEMBERED_SIZE_BYTES_MAX:
+            self._remember(method, url, found)
+        return found
+
+    def _remember(self, method: bytes, url: bytes, found: Call) -> None:
+        route = found.route
+        if not route.raw and not route.queue:
             if len(self._known) >= _REMEMBERED_MAX:
                 self._known.clear()
             self._known[method, url] = found
-        return found
+            return
+        fixed = _AROUND.fullmatch(route.path)
+        if fixed is not None and fixed[2] != "queue":
+            self._around[method, fixed[1].encode(), fixed[3].encode()] = (found, fixed[2])
 
     def _find(self, method: bytes, url: bytes) -> Call | Reply:
         path, query = _split(url)
@@ -74,11 +94,6 @@ class Dispatcher:
                     return Call(route, route.parameters(), "", route.waits)
                 return _parsed(route, match.groupdict(), query)
         return _wrong_method(method, [route.method for route, _ in matches])
-
-
-def _comes_again(route: Route) -> bool:
-    """A pledge has a URL of its own, and is asked for a few times."""
-    return not route.raw and not route.queue
 
 
 def _shape(parts: list[str], last: str) -> _Shape:
@@ -123,7 +138,20 @@ def _parsed(route: Route, in_path: dict[str, str], query: str) -> Call | Reply:
         parameters = msgspec.convert(values, route.parameters, strict=False)
         return Call(route, parameters, getattr(parameters, "queue", route.queue), route.waits)
     except msgspec.ValidationError as cause:
-        return reply_of(InvalidRequest(f"a parameter is not what it should be: {cause}; nothing was done"))
+        return _wrong_parameter(cause)
+
+
+def _named(like: Call, values: dict[str, str]) -> Call | Reply:
+    """The same as `like`, of something with another name."""
+    try:
+        parameters = msgspec.convert(values, like.route.parameters, strict=False)
+        return Call(like.route, parameters, like.queue, like.waits)
+    except msgspec.ValidationError as cause:
+        return _wrong_parameter(cause)
+
+
+def _wrong_parameter(cause: msgspec.ValidationError) -> Reply:
+    return reply_of(InvalidRequest(f"a parameter is not what it should be: {cause}; nothing was done"))
 
 
 def _unquoted(text: str) -> str:

@@ -93,13 +93,14 @@ class Exchange:
             content_type,
             size,
             headers,
-            self._connection_header(),
+            self._connection_header() if self.close or self.old or self.connection.listener.stopping else b"",
         )
         if self.method == b"HEAD" or not size:
             self.out, self.size = (head,), len(head)
         else:
             self.out = (head, body) if isinstance(body, bytes) else (head, *body)
             self.size = len(head) + size
+        self.watcher = None  # it knows this exchange: both would wait for the garbage collector, with the request
         self.connection.answered(self, self.size)
 
     def reply(self, reply: Reply) -> None:

@@ -47,12 +47,13 @@ class Agenda:
     def note(self, pledge: Pledge, *, run: int) -> None:
         """It is there, or it changed: `run` stored it so."""
         gid, progress = pledge.content.gid, pledge.progress
-        self._let_go(gid)
         if progress.status not in UNFINISHED or progress.next_at_ms >= NEVER_MS:
             self.drop(gid)
             if progress.status in FORGETTABLE:
                 heappush(self._finished, (progress.finished_ms, gid))
             return
+        if gid in self._holders:
+            self._let_go(gid)
         if progress.held:
             self._holders[gid] = run
             self._held.setdefault(run, set()).add(gid)

@@ -1,20 +1,17 @@
 """What is counted about pledges, as plain numbers: calls by branch, pledges by how they ended, and how long they took.
 
-A store and the ways of calling are watched from outside (`WatchedStore`, `WatchedBranches`), so neither the coordinator
-nor the stores know of it. Distributions are counts between fixed bounds, made into samples when somebody asks.
+A store is watched from outside (`WatchedStore`), so the stores know nothing of it; of calls the coordinator tells.
+Distributions are counts between fixed bounds, made into samples when somebody asks.
 """
 
 from __future__ import annotations
 
-import ssl
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
-from avow.pledge.branches.branches import Branches
 from avow.pledge.branches.calls import Call
-from avow.pledge.branches.queues import Enqueue
 from avow.pledge.record import Pledge, Progress
 from avow.pledge.store import Filter, Page, PledgeStore, Topic
 from avow.pledge.verdicts import Verdict
@@ -58,10 +55,9 @@ class Figures:
             key = ("", call.op, key[2])
         self.branches[key] += 1
 
-    def changed(self, progress: Progress) -> None:
-        if progress.status in ENDED:
-            self.ended[progress.status] += 1
-            self.took.note(max(0, progress.finished_ms - progress.created_ms) / 1000)
+    def finished(self, progress: Progress) -> None:
+        self.ended[progress.status] += 1
+        self.took.note(max(0, progress.finished_ms - progress.created_ms) / 1000)
 
     def requested(self, kind: str, api: str, *, ok: bool, took_s: float) -> None:
         self.requests[kind, api, "ok" if ok else "fail"] += 1
@@ -69,23 +65,6 @@ class Figures:
         if found is None:
             found = self.answered[kind, api] = Distribution()
         found.note(took_s)
-
-
-class WatchedBranches(Branches):
-    def __init__(
-        self,
-        told: Callable[[Call, Verdict], None],
-        *,
-        enqueue: Enqueue | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        super().__init__(enqueue=enqueue, tls=tls)
-        self._told = told
-
-    async def __call__(self, call: Call) -> Verdict:
-        verdict = await super().__call__(call)
-        self._told(call, verdict)
-        return verdict
 
 
 class WatchedStore:
@@ -96,15 +75,23 @@ class WatchedStore:
         self.load, self.claim, self.claim_one = store.load, store.claim, store.claim_one
         self.next_due_ms, self.forget = store.next_due_ms, store.forget
 
-    async def insert(self, pledge: Pledge) -> Pledge | None:
+    def insert(self, pledge: Pledge) -> Coroutine[Any, Any, Pledge | None]:
+        return self._insert_last(pledge) if pledge.progress.status in ENDED else self.store.insert(pledge)
+
+    async def _insert_last(self, pledge: Pledge) -> Pledge | None:
         known = await self.store.insert(pledge)
         if known is None:
             self._told(pledge.progress)
         return known
 
-    async def swap(self, before: Pledge, progress: Progress, *, release: bool = False) -> Pledge | None:
+    def swap(self, before: Pledge, progress: Progress, *, release: bool = False) -> Coroutine[Any, Any, Pledge | None]:
+        if progress.status in ENDED and before.progress.status != progress.status:
+            return self._swap_last(before, progress, release=release)
+        return self.store.swap(before, progress, release=release)
+
+    async def _swap_last(self, before: Pledge, progress: Progress, *, release: bool) -> Pledge | None:
         after = await self.store.swap(before, progress, release=release)
-        if after is not None and before.status != progress.status:
+        if after is not None:
             self._told(progress)
         return after
 

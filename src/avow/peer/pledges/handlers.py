@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from avow.peer.http.api import Api
     from avow.peer.http.exchange import Exchange
     from avow.pledge import store
-    from avow.pledge.coordinator import Coordinator, Many
+    from avow.pledge.coordinator import Coordinator, Many, Submission
 
 STATUSES: Final[tuple[str, ...]] = get_args(Status)
 _OPTIONS: Final = tuple(field.name for field in structs.fields(Options))
@@ -57,12 +57,16 @@ async def _submit(api: Api, exchange: Exchange, request: Content) -> None:
     if not request.steps:
         request = _prepared(await coordinator.load(request.gid), request)
     _check_targets(api, exchange, request)
-    done = await coordinator.submit(request)
-    told, status = done.delivery, done.pledge.progress.status
-    api.answer(
-        exchange,
-        shapes.Submitted(request.gid, status, told.state, done.repeated, told.branch_id, told.error, told.next_at_ms),
-    )
+
+    def answer(done: Submission) -> None:
+        status, how = done.pledge.progress.status, done.delivery
+        api.answer(
+            exchange,
+            shapes.Submitted(request.gid, status, how.state, done.repeated, how.branch_id, how.error, how.next_at_ms),
+        )
+        api.pledges.answered(exchange)
+
+    await coordinator.submit(request, told=answer)
 
 
 def _check_targets(api: Api, exchange: Exchange, request: Content) -> None:

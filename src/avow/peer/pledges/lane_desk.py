@@ -25,7 +25,7 @@ from avow.peer.pledges.agenda import Agenda
 from avow.peer.pledges.host import PATIENCE_S, PAUSE_S, PAUSE_S_MAX, Host, ask, is_passing
 from avow.peer.pledges.lane_table import LaneTable, Outcome
 from avow.peer.pledges.lane_writing import ANSWER_S, LaneWriting
-from avow.peer.pledges.operations import Change, Forget, Swap
+from avow.peer.pledges.operations import Change, Forget, Operation, Swap
 from avow.pledge.record import Pledge
 from avow.wire.columns import read_columns, read_preamble
 from avow.wire.record import plain_view
@@ -137,11 +137,11 @@ class LaneDesk:
         self._mind_role(lane)
 
     def _read(self) -> None:
-        table = self.table
+        table, in_hand = self.table, self._writing.in_hand
         served = self._host.node.read(self.number, after=table.applied, max_count=READ_COUNT, max_bytes=READ_SIZE_BYTES)
         for item in served:
             for version, message in enumerate(_messages(item), item.first_version):
-                outcome = table.apply(version, message)
+                outcome = table.apply(version, message, in_hand(message))
                 if outcome is not None:
                     self._tell(outcome)
 
@@ -154,21 +154,24 @@ class LaneDesk:
 
     def _tell(self, outcome: Outcome) -> None:
         operation = outcome.operation
-        agenda, change = self.agenda, operation.change
-        if agenda is not None and outcome.done:
-            if isinstance(change, Forget):
-                for gid in change.gids:
-                    agenda.drop(gid)
-            elif outcome.pledge is not None:
-                if isinstance(change, Swap) and change.release:
-                    agenda.release(change.gid)
-                agenda.note(outcome.pledge, run=operation.run)
+        if self.agenda is not None and outcome.done:
+            self._note(self.agenda, operation, outcome.pledge)
         if operation.run == self._run:
             if self.table.applied > self._right_from:
                 self._writing.answer(operation.number, outcome)
             else:
                 unknown = Unknown("it was stored, but what came of it is not known here. Ask again")
                 self._writing.answer(operation.number, unknown)
+
+    def _note(self, agenda: Agenda, operation: Operation, pledge: Pledge | None) -> None:
+        change = operation.change
+        if pledge is not None:
+            if type(change) is Swap and change.release:
+                agenda.release(change.gid)
+            agenda.note(pledge, run=operation.run)
+        elif type(change) is Forget:
+            for gid in change.gids:
+                agenda.drop(gid)
 
     def _reached(self) -> None:
         """The table is at the lane's end: some may have waited for that."""

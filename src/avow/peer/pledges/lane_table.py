@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import MsgspecError, Struct
 
@@ -42,6 +42,9 @@ from avow.pledge.store import Topic
 Place: TypeAlias = tuple[int, str]  # created_ms, gid: the order in which pledges are listed
 
 
+_NEWEST_COUNT: Final = 64  # most pledges come among the last so many, where they are found without a long search
+
+
 class Kept(Struct, gc=False):
     """A pledge in the table. `run` changed it last."""
 
@@ -58,7 +61,7 @@ class KeptTopic(Struct):
     base: int
 
 
-class Outcome(Struct, frozen=True):
+class Outcome(Struct, frozen=True, gc=False):
     """Of one operation. `done`: it took effect. `pledge`: of an Insert or a Swap, as it is now; None: there is none."""
 
     operation: Operation
@@ -78,8 +81,8 @@ class LaneTable:
         self._pieces: list[bytes] = []
         self._begun_at = 0  # version of the first of them
 
-    def apply(self, version: int, message: bytes) -> Outcome | None:
-        """None: it is a part of an operation, or none at all."""
+    def apply(self, version: int, message: bytes, operation: Operation | None = None) -> Outcome | None:
+        """`operation` is what the message says, where that is known. None: it is a part of one, or none at all."""
         assert version == self.applied + 1, f"version {version} cannot follow {self.applied}"
         self.applied = version
         if not self._pieces:
@@ -87,13 +90,14 @@ class LaneTable:
         if message[:1] == MORE:
             self._pieces.append(message)
             return None
-        body = joined((*self._pieces, message)) if self._pieces else message[1:]
-        self._pieces = []
-        try:
-            operation = decode(body)
-        except (MsgspecError, UnicodeDecodeError):
-            self.malformed += 1  # the rest of an operation that a trim has cut
-            return None
+        if operation is None or self._pieces:
+            body = joined((*self._pieces, message)) if self._pieces else message[1:]
+            self._pieces = []
+            try:
+                operation = decode(body)
+            except (MsgspecError, UnicodeDecodeError):
+                self.malformed += 1  # the rest of an operation that a trim has cut
+                return None
         return self._perform(operation, operation.change)
 
     def _perform(self, operation: Operation, change: Change) -> Outcome:
@@ -158,7 +162,9 @@ class LaneTable:
 
     def _add(self, pledge: Pledge, run: int) -> None:
         self.pledges[pledge.content.gid] = Kept(pledge, self._begun_at, run)
-        insort(self._places, _place(pledge))
+        places, place = self._places, _place(pledge)
+        near = len(places) - _NEWEST_COUNT
+        insort(places, place, near if near > 0 and places[near] < place else 0)
 
     def _remove(self, gid: str) -> None:
         known = self.pledges.pop(gid, None)

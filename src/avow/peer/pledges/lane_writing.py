@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,12 +37,15 @@ FINISH_S: Final = 2.0
 OPERATION_SIZE_BYTES_MAX: Final = 7 * MIB  # so that it fits into a batch also with what is noted of it later
 _SWEEP_S: Final = 1.0
 
+_Item: TypeAlias = tuple[int, list[bytes], int]  # the number of an operation, its messages, their size
+
 
 class Flight(Struct):
     """`unsure`: an attempt may have got through. `last_version`: of its messages, once known."""
 
     write: Write
     numbers: tuple[int, ...]
+    messages: list[bytes]
     began: float
     once: bool = False
     unsure: bool = False
@@ -57,8 +60,9 @@ class LaneWriting:
         self._host, self._lane, self._run, self._applied = host, lane, run, applied
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}  # by the number of the operation
+        self._in_hand: dict[bytes, Operation] = {}  # of what waits, by the message that is all of it
         self._number = 0
-        self._turn: list[tuple[int, list[bytes]]] = []  # what leaves next
+        self._turn: list[_Item] = []  # what leaves next
         self._out = 0  # flights that it waits for
         self._flights: dict[bytes, Flight] = {}  # by write id
         self._sweeper: asyncio.TimerHandle | None = None
@@ -93,6 +97,10 @@ class LaneWriting:
         else:
             future.set_exception(outcome)
 
+    def in_hand(self, message: bytes) -> Operation | None:
+        """What this very message was made of, once, if that is remembered: it need not be read again."""
+        return self._in_hand.pop(message, None)
+
     def land(self) -> None:
         """More was applied: flights may be over."""
         applied = self._applied()
@@ -114,23 +122,27 @@ class LaneWriting:
             self._sweeper.cancel()
         for flight in list(self._flights.values()):
             self._fail(flight, Unknown("this peer is going down; it may or may not have happened. Ask another peer"))
-        for number, _ in self._turn:
+        for number, _, _ in self._turn:
             self.answer(number, Offline("this peer is going down; nothing was changed. Ask another peer"))
 
     # ------------------------------------------------------------------ departures
 
-    def _begin(self, change: Change) -> tuple[tuple[int, list[bytes]], asyncio.Future[Outcome]]:
+    def _begin(self, change: Change) -> tuple[_Item, asyncio.Future[Outcome]]:
         if self._closing:
             raise Offline("this peer is going down; nothing was changed. Ask another peer")
         self._number += 1
+        operation = Operation(self._run, self._number, change)
         try:
-            pieces = pieces_of(Operation(self._run, self._number, change))
+            pieces = pieces_of(operation)
         except UnicodeEncodeError as cause:
             raise InvalidRequest(f"a text in it is no UTF-8 ({cause.reason}); nothing was changed") from cause
-        if len(pieces) > 1 and (size := sum(map(len, pieces))) > OPERATION_SIZE_BYTES_MAX:
+        if len(pieces) == 1:
+            size = len(pieces[0])
+            self._in_hand[pieces[0]] = operation
+        elif (size := sum(map(len, pieces))) > OPERATION_SIZE_BYTES_MAX:
             raise TooLarge(f"a pledge of {size} bytes is more than a lane takes; nothing was changed. Send less")
         future = self._waiting[self._number] = self._loop.create_future()
-        return (self._number, pieces), future
+        return (self._number, pieces, size), future
 
     def _depart(self) -> None:
         if self._stopped or self._out:
@@ -140,18 +152,17 @@ class LaneWriting:
             self._out += 1
             self._send(flight)
 
-    def _flights_of(self, turn: Sequence[tuple[int, list[bytes]]], *, once: bool = False) -> Iterator[Flight]:
+    def _flights_of(self, turn: Sequence[_Item], *, once: bool = False) -> Iterator[Flight]:
         numbers: list[int] = []
         values: list[bytes] = []
         size = 0
-        for number, pieces in turn:
-            length = sum(map(len, pieces))
-            if values and (size + length > FLIGHT_SIZE_BYTES or len(values) + len(pieces) > BATCH_COUNT_MAX):
+        for number, pieces, length in turn:
+            size += length
+            if values and (size > FLIGHT_SIZE_BYTES or len(values) + len(pieces) > BATCH_COUNT_MAX):
                 yield self._flight(numbers, values, once=once)
-                numbers, values, size = [], [], 0
+                numbers, values, size = [], [], length
             numbers.append(number)
             values += pieces
-            size += length
         if values:
             yield self._flight(numbers, values, once=once)
 
@@ -163,7 +174,7 @@ class LaneWriting:
         write = Write(
             Kind.DATA, write_id, entry.count, created_ms=entry.created_ms, batch=entry.batch, mergeable=mergeable
         )
-        return Flight(write, tuple(numbers), self._host.now(), once)
+        return Flight(write, tuple(numbers), values, self._host.now(), once)
 
     def _send(self, flight: Flight, *, age_ms: int = 0) -> None:
         host, write = self._host, flight.write
@@ -213,9 +224,11 @@ class LaneWriting:
             self._out -= 1
             if self._turn and not self._out:
                 self._depart()
-        for number in flight.numbers:
-            if number in self._waiting:
-                self.answer(number, error)
+        lost = [number for number in flight.numbers if number in self._waiting]
+        for number in lost:
+            self.answer(number, error)
+        for message in flight.messages if lost else ():
+            self._in_hand.pop(message, None)
 
     def _sweep(self) -> None:
         """What was written and is not applied here in time may have happened; this peer cannot show it."""

@@ -36,7 +36,7 @@ PIECE_SIZE_BYTES: Final = MESSAGE_SIZE_BYTES_MAX - 1
 _PEER_BITS: Final = 16
 
 
-class Insert(Struct, frozen=True, array_like=True, tag=1):
+class Insert(Struct, frozen=True, array_like=True, tag=1, gc=False):
     content: Content
     progress: Progress
     fence: int = 0
@@ -44,7 +44,7 @@ class Insert(Struct, frozen=True, array_like=True, tag=1):
     lease_until_ms: int = 0
 
 
-class Swap(Struct, frozen=True, array_like=True, tag=2):
+class Swap(Struct, frozen=True, array_like=True, tag=2, gc=False):
     """`created_ms` tells a pledge from one of the same gid that was forgotten before."""
 
     gid: str
@@ -54,7 +54,7 @@ class Swap(Struct, frozen=True, array_like=True, tag=2):
     release: bool = False
 
 
-class SwapTopic(Struct, frozen=True, array_like=True, tag=3):
+class SwapTopic(Struct, frozen=True, array_like=True, tag=3, gc=False):
     """`edition` counts all changes under this name; 0: there was none. No subscribers: it is removed."""
 
     name: str
@@ -63,11 +63,11 @@ class SwapTopic(Struct, frozen=True, array_like=True, tag=3):
     now_ms: int
 
 
-class Forget(Struct, frozen=True, array_like=True, tag=4):
+class Forget(Struct, frozen=True, array_like=True, tag=4, gc=False):
     gids: tuple[str, ...]
 
 
-class Put(Struct, frozen=True, array_like=True, tag=5):
+class Put(Struct, frozen=True, array_like=True, tag=5, gc=False):
     content: Content
     progress: Progress
     revision: int
@@ -77,7 +77,7 @@ class Put(Struct, frozen=True, array_like=True, tag=5):
     run: int  # that changed it last
 
 
-class PutTopic(Struct, frozen=True, array_like=True, tag=6):
+class PutTopic(Struct, frozen=True, array_like=True, tag=6, gc=False):
     name: str
     subscribers: tuple[tuple[str, str], ...]
     version: int
@@ -98,7 +98,7 @@ def peer_of(run: int) -> tuple[int, int]:
 Change: TypeAlias = Insert | Swap | SwapTopic | Forget | Put | PutTopic
 
 
-class Operation(Struct, frozen=True, array_like=True):
+class Operation(Struct, frozen=True, array_like=True, gc=False):
     run: int
     number: int
     change: Change

@@ -15,10 +15,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from avow.errors import AvowError, InvalidRequest, Offline, Unknown
-from avow.peer.pledges.figures import Figures, WatchedBranches, WatchedStore
+from avow.peer.pledges.figures import Figures, WatchedStore
 from avow.peer.pledges.lane_store import QUEUE, LaneStore
 from avow.peer.pledges.operations import peer_of, run_of
 from avow.peer.pledges.queue_branch import QueueBranches
+from avow.pledge.branches.branches import Branches
 from avow.pledge.branches.queues import queue_of
 from avow.pledge.coordinator import Coordinator
 from avow.pledge.settings import PledgeSettings
@@ -104,10 +105,11 @@ class Pledges:
                 await store.close()
             raise
         coordinator = Coordinator(
-            WatchedStore(store, self.figures.changed),
-            WatchedBranches(self.figures.called, enqueue=self.queues),
+            WatchedStore(store, self.figures.finished),
+            Branches(enqueue=self.queues),
             settings=_pledge_settings(self._settings),
             owner=f"peer-{self._peer.number}-{self._peer.node.incarnation}-{self._peer.identity.hex[:8]}",
+            called=self.figures.called,
         )
         if isinstance(store, LaneStore):
             store.on_due = coordinator.wake
@@ -124,6 +126,11 @@ class Pledges:
         self._serving[exchange] = self._loop.create_task(self._served(exchange, work))
         exchange.deadline, exchange.watcher = deadline, _Waiting(exchange)
 
+    def answered(self, exchange: Exchange) -> None:
+        """What its task still does is the coordinator's, which waits for it at the end; the request is not needed."""
+        del self._serving[exchange]
+        exchange.body = b""
+
     async def _served(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
@@ -133,7 +140,7 @@ class Pledges:
             log.exception("a request about a pledge failed: %.200r", exchange.target)
             exchange.fail(AvowError("this peer failed at the request; whether it took effect is not known"))
         finally:
-            del self._serving[exchange]
+            self._serving.pop(exchange, None)
 
     def check_targets(self, token: Token, urls: Sequence[str]) -> None:
         """Branches that write to a queue need the right to, and the queue. Raises Forbidden, UnknownQueue, ..."""

@@ -24,11 +24,11 @@ DeliveryState: TypeAlias = Literal[
 # ---------------------------------------------------------------------- parameters
 
 
-class PledgeParameters(Struct, frozen=True, kw_only=True):
+class PledgeParameters(Struct, frozen=True, kw_only=True, gc=False):
     gid: Gid
 
 
-class WaitingParameters(PledgeParameters, frozen=True, kw_only=True):
+class WaitingParameters(PledgeParameters, frozen=True, kw_only=True, gc=False):
     """It may wait for branches or for a checkback. After `timeout_s` it goes on without its client."""
 
     timeout_s: Waiting = 40.0
@@ -72,7 +72,7 @@ class TopicsParameters(Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------- requests
 
 
-class NewBranch(Struct, frozen=True, forbid_unknown_fields=True):
+class NewBranch(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """`url`: http(s)://, grpc://, queue://name, queue://name?key=..., topic://name. One of the payloads, or none."""
 
     url: Url
@@ -81,7 +81,7 @@ class NewBranch(Struct, frozen=True, forbid_unknown_fields=True):
     json: Raw = field(default_factory=Raw)
 
 
-class NewPledge(Struct, frozen=True, forbid_unknown_fields=True):
+class NewPledge(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Without `branches` a submit is of what was prepared."""
 
     branches: Annotated[list[NewBranch], Meta(max_length=limits.PLEDGE_STEPS_MAX)] = []
@@ -111,12 +111,12 @@ class NewSubscriber(Struct, frozen=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------------- answers
 
 
-class Prepared(Struct, frozen=True):
+class Prepared(Struct, frozen=True, gc=False):
     gid: str
     status: Status
 
 
-class Submitted(Struct, frozen=True):
+class Submitted(Struct, frozen=True, gc=False):
     """`repeated`: it was submitted before, and nothing was done now. `delivery` is how far it is; `branch_id`, `error`
     and `next_at_ms` say more of one that is not delivered yet."""
 

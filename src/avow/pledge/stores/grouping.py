@@ -120,25 +120,23 @@ class GroupThread(Generic[Op]):
 
     def _hand_out(self, group: Sequence[_Asked], outcomes: Sequence[Any]) -> None:
         self._performing = False
-        self._count(len(group), outcomes)
+        self._groups_count += 1
+        self._operations_count += len(group)
+        self._largest = max(self._largest, len(group))
         if self._closing or len(self._gathered) >= _ENOUGH * len(group):
             self._leave()
         for (_, _, future), outcome in zip(group, outcomes, strict=True):
+            failed = isinstance(outcome, Exception)
+            self._failures += failed
             if future.done():
                 continue  # its task was cancelled
-            if isinstance(outcome, Exception):
+            if failed:
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
         if not self._performing and not self._leaving and self._loop is not None:
             self._leaving = True
             self._loop.call_soon(self._loop.call_soon, self._leave)  # tasks wake in the next turn, and ask in it
-
-    def _count(self, size: int, outcomes: Sequence[Any]) -> None:
-        self._groups_count += 1
-        self._operations_count += size
-        self._largest = max(self._largest, size)
-        self._failures += sum(isinstance(outcome, Exception) for outcome in outcomes)
 
     # -------------------------------------------------------------- in the thread
 

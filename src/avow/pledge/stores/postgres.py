@@ -106,11 +106,14 @@ class _Group:
     """One transaction. Statements are queued in order, and their answers read when all were sent."""
 
     def __init__(self, link: Link, operations: Sequence[ops.Writing]) -> None:
-        self._link, self._operations = link, operations
+        self._link = link
         self._found: list[Any] = [None] * len(operations)
+        self._by_kind: dict[type, list[tuple[int, Any]]] = {}
+        for pair in enumerate(operations):
+            self._by_kind.setdefault(type(pair[1]), []).append(pair)
 
     def _numbered(self, kind: type[Found]) -> list[tuple[int, Found]]:
-        return [(number, op) for number, op in enumerate(self._operations) if isinstance(op, kind)]
+        return self._by_kind.get(kind, [])
 
     def outcomes(self) -> list[Any]:
         inserts = sorted(self._numbered(ops.Insert), key=lambda pair: pair[1].row.gid)

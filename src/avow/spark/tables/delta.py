@@ -19,12 +19,13 @@ do, for a queue may be trimmed after a commit.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from msgspec.json import Encoder
 
 from avow.errors import InvalidRequest, NotInstalled, Refused, Unknown
 from avow.spark.tables import schemas
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 COMMIT_ATTEMPTS = 10
+_encoder = Encoder(decimal_format="number")
 READER_FEATURES = frozenset({"timestampNtz"})  # further ones mean that data files alone are not the rows
 
 
@@ -193,7 +195,7 @@ def _add(table: DeltaTable, staged: Sequence[Staged], *, app_id: str, version: i
 
 
 def _action(each: Staged, *, now_ms: int) -> Any:
-    stats = json.dumps({"numRecords": each.rows, **each.stats})
+    stats = _encoder.encode({"numRecords": each.rows, **each.stats}).decode()
     return _deltalake().transaction.AddAction(
         path=each.place,
         size=each.size_bytes,

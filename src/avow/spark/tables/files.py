@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, date, datetime
 from typing import IO, Any
 
 from avow.errors import InvalidRequest
@@ -32,6 +33,8 @@ except ImportError:
 WAITING_BYTES_MAX = 64 << 20
 OPEN_FILES_MAX = 32
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+TEXT_STAT_CHARS = 64
+_AFTER_ALL = "\U0010ffff"
 
 Values = tuple[Any, ...]
 
@@ -114,7 +117,7 @@ class _DataFile:
         size_bytes = self._file.tell()
         self._file.close()
         sync_folders(os.path.dirname(self._path), upto=self._folder)
-        stats = integer_stats(pq.read_metadata(self._path), self._schema)
+        stats = column_stats(pq.read_metadata(self._path), self._schema)
         return Staged(self._name, self._rows, size_bytes, self._values, tuple(self._ranges), stats)
 
     def abandon(self) -> None:
@@ -149,21 +152,54 @@ def ranges_of(rows: pa.Table) -> list[Range]:
     ]
 
 
-def integer_stats(metadata: Any, schema: pa.Schema) -> dict[str, Any]:
-    """Least and greatest of the integer columns, from a file's footer: cheap, and what lanes and versions are."""
-    names = {field.name for field in schema if pa.types.is_integer(field.type)}
-    least: dict[str, int] = {}
-    greatest: dict[str, int] = {}
+def column_stats(metadata: Any, schema: pa.Schema) -> dict[str, Any]:
+    """Least, greatest and nulls of each column, from a file's footer, as Delta's log has them.
+
+    All columns that Delta keeps them for have them: readers take a column without for one that holds nothing.
+    """
+    names = {field.name for field in schema if _has_stats(field.type)}
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
         for column in (group.column(number) for number in range(group.num_columns)):
             name, stats = column.path_in_schema, column.statistics
-            if name not in names or stats is None or not stats.has_min_max:
+            if name not in names or stats is None:
                 continue
-            least[name] = min(least.get(name, stats.min), stats.min)
-            greatest[name] = max(greatest.get(name, stats.max), stats.max)
-            nulls[name] = nulls.get(name, 0) + stats.null_count
-    return {"minValues": least, "maxValues": greatest, "nullCount": nulls}
+            nulls[name] = nulls.get(name, 0) + (stats.null_count or 0)
+            if stats.has_min_max:
+                least[name] = min(least.get(name, stats.min), stats.min)
+                greatest[name] = max(greatest.get(name, stats.max), stats.max)
+    return {
+        "minValues": {name: _stat(value) for name, value in least.items()},
+        "maxValues": {name: _stat(value, greatest=True) for name, value in greatest.items()},
+        "nullCount": nulls,
+    }
+
+
+def _has_stats(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_string(kind)
+        or types.is_date(kind)
+        or types.is_timestamp(kind)
+        or types.is_decimal(kind)
+    )
+
+
+def _stat(value: Any, *, greatest: bool = False) -> Any:
+    """As JSON has it. A long text is cut; its greatest is then followed by a sign that is after all others."""
+    if isinstance(value, str):
+        cut = value[:TEXT_STAT_CHARS]
+        return cut + _AFTER_ALL if greatest and len(value) > len(cut) else cut
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if value.tzinfo else value.isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    return value
 
 
 def sync_folders(folder: str, *, upto: str) -> None:

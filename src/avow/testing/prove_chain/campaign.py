@@ -138,21 +138,31 @@ class Campaign:
         self._chain.start()
 
     def kill(self) -> None:
-        """Returns when the last order is answered."""
-        chain, options = self._chain, self._options
+        """Returns when the last order is answered. Who does not come back is told in the verdict."""
+        chain = self._chain
         self._tell("first orders")
         chain.load.start()
-        chain.wait_writing()
+        try:
+            chain.wait_writing()
+            self._inflict_all()
+        except Offline as error:  # somebody did not come back
+            self._stuck = str(error)
+        self._tell("delivering")
+        try:
+            chain.load.stop()
+        except Offline as error:
+            self._stuck = self._stuck or str(error)
+
+    def _inflict_all(self) -> None:
+        options = self._options
         ends = time.monotonic() + (options.seconds or float("inf"))
         for fault in draw_faults(options.faults, seed=options.seed):
             if time.monotonic() > ends:
                 break
             time.sleep(fault.after_s)
             self._tell("killing", fault.victim)
-            chain.inflict(fault)
+            self._chain.inflict(fault)
             self.done[fault.victim] += 1
-        self._tell("delivering")
-        chain.load.stop()
 
     def deliver(self) -> None:
         """Until every order that is committed is a message and a row, and no pledge is open. Too long is told and not
@@ -169,7 +179,7 @@ class Campaign:
         try:
             wait_until(delivered, timeout_s=DELIVERED_S, what=self._chain.driver.last_words)
         except Offline as error:
-            self._stuck = str(error)
+            self._stuck = self._stuck or str(error)
 
     def close_books(self, audit: Auditor, planted: Planted | None = None) -> Verdict:
         self._tell("closing the books")

@@ -36,7 +36,7 @@ class Planted(Struct, frozen=True):
 def plant(chain: Chain, kind: PlantKind) -> Planted:
     if kind == "orphan":
         return _orphan(chain)
-    ids = sorted(_table(chain).to_pyarrow_table(columns=["order_id"]).column("order_id").to_pylist())
+    ids = sorted(_ids(chain))
     if len(ids) < len(PLANTS):
         raise InvalidRequest(f"{len(ids)} rows are too few to plant an error among them; nothing was changed")
     if kind == "lost":
@@ -49,19 +49,16 @@ def plant(chain: Chain, kind: PlantKind) -> Planted:
 def _append_again(chain: Chain, order: str) -> None:
     import deltalake
 
-    row = _table(chain).to_pyarrow_table(filters=[("order_id", "=", order)])
-    deltalake.write_deltalake(chain.table.address.place, row.slice(0, 1), mode="append")
+    rows = _table(chain).to_pyarrow_table()
+    place = rows.column("order_id").to_pylist().index(order)
+    deltalake.write_deltalake(chain.table.address.place, rows.slice(place, 1), mode="append")
 
 
 def _orphan(chain: Chain) -> Planted:
     value = msgspec.json.encode({"order_id": ORPHAN, "amount": 0})
     chain.client.queue(QUEUE).enqueue(value, key=ORPHAN.encode())
-    carried = [("order_id", "=", ORPHAN)]
-    wait_until(
-        lambda: _table(chain).to_pyarrow_table(columns=["order_id"], filters=carried).num_rows > 0,
-        timeout_s=CARRIED_S,
-        what="the pipeline did not carry the message to the table",
-    )
+    late = "the pipeline did not carry the message to the table"
+    wait_until(lambda: ORPHAN in _ids(chain), timeout_s=CARRIED_S, what=late)
     return Planted("orphaned", "queue", ORPHAN)
 
 
@@ -69,6 +66,10 @@ def names_exactly(report: Report, planted: list[Planted]) -> bool:
     found = sorted((one.kind, one.stage, text) for one in report.findings for text in one.ids)
     wanted = sorted((one.kind, one.stage, one.id) for one in planted)
     return found == wanted and sum(one.count for one in report.findings) == len(planted)
+
+
+def _ids(chain: Chain) -> list[str]:
+    return list(_table(chain).to_pyarrow_table(columns=["order_id"]).column("order_id").to_pylist())
 
 
 def _table(chain: Chain) -> Any:

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 from typing import Final
 
-EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
-PYTHON: Final = b"pyspark"
+WORKING: Final = (b"CoarseGrainedExecutorBackend", b"pyspark.worker", b"python_streaming")
+"""Executors, tasks, and what plans a stream's batches and commits them. Others made the query, and are idle since."""
 
 
 def descendants(pid: int) -> list[int]:
@@ -28,7 +28,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def workers(driver: int) -> list[int]:
-    """Executors, and the processes that Spark runs Python in."""
+    """Executors, and the processes that Spark runs a stream's Python in."""
     return [pid for pid in descendants(driver) if _is_worker(pid)]
 
 
@@ -37,8 +37,7 @@ def _is_worker(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    program = os.path.basename(words.split(b"\0")[0])
-    return EXECUTOR in words or (PYTHON in words and program.startswith(b"python"))
+    return any(name in words for name in WORKING)
 
 
 def kill(*pids: int) -> int:

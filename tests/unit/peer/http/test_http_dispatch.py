@@ -64,6 +64,19 @@ def test_the_same_url_is_found_again_without_parsing_it() -> None:
     assert len(dispatcher._known) <= 4096
 
 
+@pytest.mark.parametrize(
+    "name", ["g", "a%2Fb", "%C3%A9", "", "a?x=1", "?", "a#b", "a?timeout_s=2", "x" * 600, "é", "a//b", "%", "%FF"]
+)
+@pytest.mark.parametrize("path", ["/v1/pledges/{}/prepare", "/v1/pledges/{}/submit", "http://x/v1/pledges/{}/submit"])
+def test_a_pledge_is_found_the_same_when_others_were_found_before(path: str, name: str) -> None:
+    url = path.format(name).encode("latin-1")
+    practised = Dispatcher()
+    for before in (b"/v1/pledges/other/prepare", b"/v1/pledges/other/submit"):
+        assert isinstance(practised.find(b"POST", before), Call)
+    for method in (b"POST", b"GET", b"HEAD"):
+        assert practised.find(method, url) == Dispatcher().find(method, url)
+
+
 def test_paths_that_differ_only_where_another_has_a_name_are_told_apart_by_the_method() -> None:
     found = [find("POST", "/v1/pledges/retry"), find("GET", "/v1/pledges/retry"), find("POST", "/v1/pledges/g/retry")]
     assert [call.route.operation for call in found if isinstance(call, Call)] == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from http_memory import Bench, answers, error_of, request, statuses
 
@@ -116,3 +118,25 @@ def test_a_deadline_that_has_passed_is_told_to_the_watcher() -> None:
     assert not client.sent
     bench.wait(2)
     assert statuses(client.sent) == [504]
+
+
+def test_an_answered_request_is_freed_at_once_and_not_by_the_garbage_collector() -> None:
+    class Watcher:
+        def __init__(self, exchange: Exchange) -> None:
+            self.exchange = exchange
+
+        def gone(self) -> None: ...
+
+        def expired(self) -> None: ...
+
+    bench = Bench()
+    client = bench.connect()
+    client.protocol.data_received(request())
+    exchange = bench.asked.pop()
+    watcher = exchange.watcher = Watcher(exchange)
+    left = weakref.ref(watcher)
+    del watcher
+    assert left() is not None
+    exchange.answer(200, b"done")
+    assert left() is None
+    assert statuses(client.sent) == [200]

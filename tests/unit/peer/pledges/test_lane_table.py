@@ -228,3 +228,30 @@ def _compact(random: Random, lane: Lane) -> int:
                 lane.write(insert(gid, created_ms=7))
             lane.write(change)
     return min(cut, lane.table.trim_limit())
+
+
+def test_an_operation_that_is_in_hand_makes_the_same_table_as_its_message() -> None:
+    changes: list[Change] = [
+        insert("a"),
+        swap("a", 1),
+        insert("a"),
+        swap("a", 1),
+        swap("a", 2, "succeeded", release=True),
+        insert("b"),
+    ]
+    read, known = LaneTable(), LaneTable()
+    for version, change in enumerate(changes, 1):
+        operation = Operation(RUN, version, change)
+        (message,) = pieces_of(operation)
+        assert known.apply(version, message, operation) == read.apply(version, message)
+    assert known.pledges == read.pledges
+    assert list(known.before(None)) == list(read.before(None))
+
+
+def test_pledges_are_listed_in_their_order_in_whatever_order_they_came() -> None:
+    lane, times = Lane(), [(37 * number) % 211 for number in range(211)]
+    for created_ms in [*range(1_000, 1_100), *times, *range(900, 2_000, 7)]:
+        lane.write(insert(f"g{created_ms}-{len(lane.messages)}", created_ms=created_ms))
+    listed = [(pledge.progress.created_ms, pledge.gid) for pledge in lane.table.before(None)]
+    assert listed == sorted(listed, reverse=True)
+    assert len(listed) == len(lane.messages)

@@ -1,0 +1,62 @@
+"""Why a pipeline failed, in one line.
+
+Spark wraps what a Python worker raised in a Java exception in a Py4J exception in a StreamingQueryException, with two
+traces and a query plan. The line that helps is somewhere in the middle: the last one of a Python trace, which names a
+class and says what it says. The whole text is kept in a file, which the line names.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any, ClassVar, Final
+
+from avow.errors import AvowError
+
+LINE_CHARS: Final = 400
+_RAISED: Final = re.compile(
+    r"^(?:Caused by|\s)*:?\s*(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|[A-Z]\w+)): (.+)$"
+)
+_AVOWS: Final = re.compile(r"(?:^|\s)avow\.errors\.(\w+): (.+)$")
+_NOISE: Final = ("Py4JJavaError", "PySparkRuntimeError", "PythonException", "SparkException", "StreamingQueryException")
+
+
+class PipelineFailed(AvowError):
+    """What was committed before stays, and the next run goes on after it. `trace` is all that is known."""
+
+    code: ClassVar[str] = "PIPELINE_FAILED"
+
+    def __init__(self, name: str, *, cause: str, trace: str) -> None:
+        super().__init__(
+            f"pipeline {name} failed: {cause}. What it committed before stays; started again, it goes on from there"
+        )
+        self.cause, self.trace = cause, trace
+
+    def details(self) -> dict[str, Any]:
+        return {"cause": self.cause}
+
+
+def failed(name: str, error: BaseException) -> PipelineFailed:
+    trace = "".join(traceback.format_exception(error))
+    return PipelineFailed(name, cause=cause_of(error), trace=trace)
+
+
+def cause_of(error: BaseException) -> str:
+    """One line. Ours if there is one, else the last line of a trace that is not a wrapper's."""
+    if isinstance(error, AvowError):
+        return _short(str(error))
+    text = str(error)
+    lines = text.splitlines()
+    for line in lines:
+        if found := _AVOWS.search(line):
+            return _short(found[2])
+    raised = [found for line in lines if (found := _RAISED.match(line)) and found[1] not in _NOISE]
+    if raised:
+        return _short(f"{raised[0][1]}: {raised[0][2]}")
+    first = next((line.strip() for line in lines if line.strip()), "")
+    return _short(f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split()).rstrip(".")
+    return text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…"

@@ -1,0 +1,91 @@
+"""The driver of the campaign: two streams from one queue, into another queue and into a Delta table. To be killed.
+
+The second task of a batch is slow the first time it is tried. So there is a time in which one task has staged and the
+other has not; and on a cluster Spark starts the slow one once more elsewhere, and one of the two is in vain. A query
+that fails, since a process that Spark runs Python in was killed, is started again from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from avow.spark.session import session
+from avow.spark.tables import open_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SOURCE, SINK, TABLE = "lines", "copies", "table"
+BATCH_ROWS: Final = 60
+LOOK_S: Final = 0.2
+QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
+SETTINGS: Final = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for flag in ("--servers", "--folder"):
+        parser.add_argument(flag, required=True)
+    parser.add_argument("--master", default="local[2,8]")
+    parser.add_argument("--settings", default="{}", help="further ones of Spark's, as JSON")
+    parser.add_argument("--slow-s", type=float, default=0.3)
+    parser.add_argument("--port", type=int, default=0, help="not used: it is told to every program")
+    run(parser.parse_args())
+
+
+def run(given: argparse.Namespace) -> None:
+    config = {**SETTINGS, **msgspec.json.decode(given.settings, type=dict[str, str])}
+    spark = session("killed", master=given.master, config=config)
+    spark.sparkContext.setLogLevel("ERROR")
+    queries = {name: _start(spark, given, name) for name in (SINK, TABLE)}
+    while True:
+        time.sleep(LOOK_S)
+        for name, query in queries.items():
+            if not query.isActive:
+                sys.stderr.write(f"the query {name} failed and is started again: {str(query.exception())[:2_000]}\n")
+                sys.stderr.flush()
+                queries[name] = _start(spark, given, name)
+
+
+def _start(spark: SparkSession, given: argparse.Namespace, name: str) -> StreamingQuery:
+    rows, folder = _rows(spark, given), Path(given.folder)
+    if name == TABLE:
+        return open_table(f"delta:{folder / TABLE}").write_stream(rows, checkpoint=str(folder / "to-table"))
+    writer = rows.writeStream.format("avow").option("servers", given.servers).option("topic", SINK)
+    return writer.option("checkpointLocation", str(folder / "to-queue")).start()
+
+
+def _rows(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
+    source = spark.readStream.format("avow").option("servers", given.servers).option("subscribe", SOURCE)
+    source = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(BATCH_ROWS))
+    rows = source.load().selectExpr("CAST(value AS STRING) AS value", "CAST(value AS STRING) AS key")
+    slow_s = float(given.slow_s)
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        if task is not None and task.partitionId() == 1 and task.attemptNumber() == 0:
+            time.sleep(slow_s)
+        yield from batches
+
+    return rows.mapInArrow(slow, rows.schema)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Tables of the documentation name every option there is, and none that is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from avow.spark import options, sink_options
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "spark.md"
+
+
+def documented(heading: str) -> set[str]:
+    section = DOCUMENT.read_text("utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [("Options of the source", options.NAMES), ("Options of the sink", sink_options._NAMES)],
+)
+def test_the_documentation_names_exactly_the_options_there_are(heading: str, names: tuple[str, ...]) -> None:
+    assert documented(heading) == set(names)

@@ -1,0 +1,87 @@
+"""What the campaign concludes from what it sees: steps of a batch, and books that do not close."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from avow.cli.prove_spark import print_verdict
+from avow.testing.prove_spark.campaign import STEPS_AIMED, Aim, Books, Run, Verdict, aims, books_of
+from avow.testing.prove_spark.watching import DeltaTarget, Step, Traces, Watch, step_of
+
+
+@pytest.mark.parametrize(
+    ("now", "step"),
+    [
+        (Traces(10, 5), "planned"),
+        (Traces(11, 5), "staging"),
+        (Traces(14, 5), "staged"),
+        (Traces(15, 6), "published"),
+    ],
+)
+def test_a_step_is_known_by_what_it_leaves(now: Traces, step: Step) -> None:
+    assert step_of(Traces(10, 5), now, whole=4) == step
+
+
+def test_a_query_is_followed_from_batch_to_batch(tmp_path: Path) -> None:
+    checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
+    for folder in (checkpoint / "offsets", checkpoint / "commits", table / "_delta_log"):
+        folder.mkdir(parents=True)
+    watch = Watch(checkpoint, DeltaTarget(table))
+    watch.begin()
+    assert watch.look() == "idle"
+    (checkpoint / "offsets" / "0").touch()
+    assert watch.look() == "planned"
+    (table / "a.parquet").touch()
+    assert watch.look() == "staging"
+    (table / "b.parquet").touch()
+    assert watch.look() == "staged"
+    (table / "_delta_log" / f"{1:020}.json").touch()
+    assert watch.look() == "published"
+    (checkpoint / "commits" / "0").touch()
+    (checkpoint / "commits" / ".0.crc").touch()
+    assert watch.look() == "idle"
+
+
+def test_what_the_dead_left_is_no_trace_of_the_living(tmp_path: Path) -> None:
+    checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
+    for folder in (checkpoint / "offsets", checkpoint / "commits", table):
+        folder.mkdir(parents=True)
+    (checkpoint / "offsets" / "0").touch()
+    (table / "left.parquet").touch()
+    watch = Watch(checkpoint, DeltaTarget(table))
+    watch.begin()
+    assert watch.look() == "planned"
+
+
+def test_rows_that_are_lost_doubled_or_foreign_are_named() -> None:
+    books = books_of({"1", "2", "3"}, ["1", "1", "3", "9"])
+    assert (books.rows, books.lost, books.doubled, books.foreign) == (4, ["2"], ["1"], ["9"])
+    assert not books.clean
+    assert books_of({"1", "2"}, ["2", "1"]).clean
+
+
+def test_fifty_runs_aim_at_every_step_of_both_targets_and_at_workers() -> None:
+    made = aims(50, seed=1, cluster_every=10)
+    assert {(aim.target, aim.step) for aim in made if aim.victim == "driver"} == {
+        (target, step) for target in ("queue", "table") for step in STEPS_AIMED
+    }
+    assert sum(aim.victim == "worker" for aim in made) >= 10
+    assert sum(aim.on_cluster for aim in made) == 5
+    assert {aim.victim for aim in made if aim.on_cluster} == {"driver", "worker"}
+    assert not any(aim.on_cluster for aim in aims(50, seed=1, cluster_every=0))
+    assert aims(50, seed=1, cluster_every=10) == made
+
+
+@pytest.mark.parametrize(("doubled", "said"), [([], "All promises held."), (["17"], "doubled in the table: 17")])
+def test_a_verdict_tells_what_was_hit_and_what_is_wrong(doubled: list[str], said: str) -> None:
+    run = Run(Aim("driver", "table", "published", on_cluster=True), {"queue": "staging", "table": "published"}, 3.0)
+    books = {"queue": Books(60, [], [], []), "table": Books(60 + len(doubled), [], doubled, [])}
+    verdict = Verdict(7, 60.0, 60, [run], books, {"queue": 2, "table": 2}, speculated=3)
+    out = io.StringIO()
+    print_verdict(Console(file=out, width=120), verdict)
+    assert said in out.getvalue()
+    assert verdict.clean is not bool(doubled)
