@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
-import random
 import signal
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from avow.cli.campaigns import ProgressLines, drawn
 from avow.cli.prove_pledges import RUNS, prove_pledges_command
 from avow.errors import AvowError, NotInstalled
 from avow.testing.prove.campaign import Options, Progress, prove
@@ -28,7 +28,6 @@ from avow.testing.prove_pledges.runs import DATABASES, STORES
 
 FINDINGS_SHOWN = 10
 MINUTES = 5.0
-PLAIN_LINE_S = 10.0
 
 
 class Strategy(enum.StrEnum):
@@ -117,7 +116,7 @@ def prove_command(
     options = Options(
         seconds=(minutes or MINUTES) * 60,
         peers=peers,
-        seed=random.SystemRandom().randrange(1 << 31) if seed is None else seed,
+        seed=drawn(seed),
         faults=_kinds(faults),
         strategy=strategy.value if strategy else "",
         network=network.value,
@@ -184,23 +183,9 @@ async def _run(console: Console, options: Options, *, as_json: bool) -> Verdict:
         f"faults: {', '.join(options.faults) or 'none'}"
     )
     if not console.is_terminal:
-        return await prove(options, report=ProgressLines(console))
+        return await prove(options, report=ProgressLines(console, progress_line))
     with Live(console=console, transient=True, refresh_per_second=4) as live:
         return await prove(options, report=lambda progress: live.update(Text(progress_line(progress))))
-
-
-class ProgressLines:
-    """Without a terminal: a line when the phase changes, and one every ten seconds."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._phase, self._next_s = "", 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.phase == self._phase and progress.elapsed_s < self._next_s:
-            return
-        self._phase, self._next_s = progress.phase, progress.elapsed_s + PLAIN_LINE_S
-        self._console.print(progress_line(progress), markup=False, soft_wrap=True)
 
 
 def progress_line(progress: Progress) -> str:

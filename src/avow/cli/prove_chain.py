@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
-import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from avow.errors import AvowError, NotInstalled
+from avow.cli.campaigns import conclude, drawn, end_on_sigterm, watched
+from avow.errors import NotInstalled
 
 try:
     from avow.testing.prove_chain.campaign import FAULTS, Options, Progress, Verdict, prove_chain
@@ -27,7 +22,6 @@ try:
 except (ImportError, NotInstalled) as missing:  # PySpark and its companions
     raise NotInstalled("avow prove --chain", extra="spark") from missing
 
-PLAIN_LINE_S: Final = 10.0
 KINDS: Final = ("lost", "doubled", "orphaned", "undecided")
 
 K = TypeVar("K", bound=str)
@@ -48,24 +42,14 @@ def prove_chain_command(
     options = Options(
         faults=_count(faults),
         seconds=60 * (minutes or 0.0),
-        seed=random.SystemRandom().randrange(1 << 31) if seed is None else seed,
+        seed=drawn(seed),
         peers=peers,
         database="postgres" if database == "all" else _one("--database", database, DATABASES),
         plant=_one("--plant", plant, PLANTS) if plant else None,
         folder=str(folder) if folder else "",
         keep=keep,
     )
-    console = Console(highlight=False, quiet=as_json)
-    try:
-        verdict = _run(console, options, as_json=as_json)
-    except (AvowError, OSError) as error:
-        sys.stderr.write(f"avow: the campaign (seed {options.seed}) could not run: {error}\n")
-        raise typer.Exit(2) from error
-    if as_json:
-        typer.echo(msgspec.json.encode(verdict).decode())
-    else:
-        print_verdict(console, verdict)
-    raise typer.Exit(0 if verdict.clean else 1)
+    conclude(lambda console: _run(console, options), seed=options.seed, as_json=as_json, show=print_verdict)
 
 
 def _count(text: str) -> int:
@@ -86,9 +70,8 @@ def _one(flag: str, text: str, known: Sequence[K]) -> K:
 # ---------------------------------------------------------------------- progress
 
 
-def _run(console: Console, options: Options, *, as_json: bool) -> Verdict:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)  # processes must go, too
+def _run(console: Console, options: Options) -> Verdict:
+    end_on_sigterm()
     bound = f" within {options.seconds / 60:g} min" if options.seconds else ""
     planted = f"; planted: {options.plant}" if options.plant else ""
     console.print(
@@ -97,30 +80,7 @@ def _run(console: Console, options: Options, *, as_json: bool) -> Verdict:
         markup=False,
         soft_wrap=True,
     )
-    if as_json:
-        return prove_chain(options)
-    if not console.is_terminal:
-        return prove_chain(options, tell=ProgressLines(console))
-    with Live(console=console, transient=True, refresh_per_second=4) as live:
-        return prove_chain(options, tell=lambda progress: live.update(Text(progress_line(progress))))
-
-
-def _end(*_: object) -> NoReturn:
-    raise SystemExit(2)
-
-
-class ProgressLines:
-    """Without a terminal: a line when the phase changes, and one every ten seconds."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._phase, self._next_s = "", 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.phase == self._phase and progress.elapsed_s < self._next_s:
-            return
-        self._phase, self._next_s = progress.phase, progress.elapsed_s + PLAIN_LINE_S
-        self._console.print(progress_line(progress), markup=False, soft_wrap=True)
+    return watched(console, lambda tell: prove_chain(options, tell=tell), progress_line)
 
 
 def progress_line(progress: Progress) -> str:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
-import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-from avow.errors import AvowError
+from avow.cli.campaigns import conclude, drawn, end_on_sigterm, watched
 from avow.testing.prove_pledges.campaign import Options, Progress, Verdict, prove_pledges
 from avow.testing.prove_pledges.crashes import POINTS, VICTIMS
 from avow.testing.prove_pledges.runs import DATABASES, STORES
 
 RUNS: Final = 2000
 FINDINGS_SHOWN: Final = 10
-PLAIN_LINE_S: Final = 10.0
 
 K = TypeVar("K", bound=str)
 
@@ -35,23 +27,13 @@ def prove_pledges_command(
 ) -> NoReturn:
     options = Options(
         runs=runs,
-        seed=random.SystemRandom().randrange(1 << 31) if seed is None else seed,
+        seed=drawn(seed),
         stores=_chosen(store, STORES),
         databases=_chosen(database, DATABASES),
         folder=str(folder) if folder else "",
         keep=keep,
     )
-    console = Console(highlight=False, quiet=as_json)
-    try:
-        verdict = _run(console, options, as_json=as_json)
-    except (AvowError, OSError) as error:
-        sys.stderr.write(f"avow: the campaign (seed {options.seed}) could not run: {error}\n")
-        raise typer.Exit(2) from error
-    if as_json:
-        typer.echo(msgspec.json.encode(verdict).decode())
-    else:
-        print_verdict(console, verdict)
-    raise typer.Exit(0 if verdict.clean else 1)
+    conclude(lambda console: _run(console, options), seed=options.seed, as_json=as_json, show=print_verdict)
 
 
 def _chosen(text: str, known: Sequence[K]) -> tuple[K, ...]:
@@ -64,36 +46,13 @@ def _chosen(text: str, known: Sequence[K]) -> tuple[K, ...]:
     return tuple(name for name in known if name in wanted)
 
 
-def _run(console: Console, options: Options, *, as_json: bool) -> Verdict:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)  # processes must go, too
+def _run(console: Console, options: Options) -> Verdict:
+    end_on_sigterm()
     console.print(
         f"seed {options.seed}: {options.runs:,} runs; stores: {', '.join(options.stores)}; "
         f"databases: {', '.join(options.databases)}"
     )
-    if as_json:
-        return prove_pledges(options)
-    if not console.is_terminal:
-        return prove_pledges(options, report=ProgressLines(console))
-    with Live(console=console, transient=True, refresh_per_second=4) as live:
-        return prove_pledges(options, report=lambda progress: live.update(Text(progress_line(progress))))
-
-
-def _end(*_: object) -> NoReturn:
-    raise SystemExit(2)
-
-
-class ProgressLines:
-    """Without a terminal: one every ten seconds."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._next_s = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.elapsed_s >= self._next_s:
-            self._next_s = progress.elapsed_s + PLAIN_LINE_S
-            self._console.print(progress_line(progress), markup=False, soft_wrap=True)
+    return watched(console, lambda report: prove_pledges(options, report=report), progress_line)
 
 
 def progress_line(progress: Progress) -> str:

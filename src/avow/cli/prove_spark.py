@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
-import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Final, NoReturn
 
-import msgspec
-import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-from avow.errors import AvowError, NotInstalled
+from avow.cli.campaigns import conclude, drawn, end_on_sigterm, watched
+from avow.errors import NotInstalled
 
 try:
     from avow.testing.prove_spark.campaign import RUNS, Options, Progress, Verdict, prove_spark
@@ -34,40 +27,22 @@ def prove_spark_command(
 ) -> NoReturn:
     options = Options(
         runs=RUNS if runs is None else runs,
-        seed=random.SystemRandom().randrange(1 << 31) if seed is None else seed,
+        seed=drawn(seed),
         peers=peers,
         folder=str(folder) if folder else "",
         keep=keep,
     )
-    console = Console(highlight=False, quiet=as_json)
-    try:
-        verdict = _run(console, options)
-    except (AvowError, OSError) as error:
-        sys.stderr.write(f"avow: the campaign (seed {options.seed}) could not go on: {error}\n")
-        raise typer.Exit(2) from error
-    if as_json:
-        typer.echo(msgspec.json.encode(verdict).decode())
-    else:
-        print_verdict(console, verdict)
-    raise typer.Exit(0 if verdict.clean else 1)
+    conclude(lambda console: _run(console, options), seed=options.seed, as_json=as_json, show=print_verdict)
 
 
 def _run(console: Console, options: Options) -> Verdict:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)  # processes must go, too
+    end_on_sigterm()
     console.print(f"seed {options.seed}: {options.runs} kills; {options.peers} peers", soft_wrap=True)
-    if not console.is_terminal:
-        return prove_spark(options, tell=lambda told: console.print(progress_line(told), markup=False, soft_wrap=True))
-    with Live(console=console, transient=True, refresh_per_second=4) as live:
-        return prove_spark(options, tell=lambda told: live.update(Text(progress_line(told))))
-
-
-def _end(*_: object) -> NoReturn:
-    raise SystemExit(2)
+    return watched(console, lambda tell: prove_spark(options, tell=tell), progress_line)
 
 
 def progress_line(progress: Progress) -> str:
-    return f"{progress.elapsed_s:6.1f} s  kill {progress.run} of {progress.of}: {progress.now}"
+    return f"{progress.elapsed_s:6.1f} s  kill {progress.run} of {progress.of}: {progress.phase}"
 
 
 # ---------------------------------------------------------------------- verdict

@@ -97,7 +97,7 @@ class Progress(Struct, frozen=True):
     elapsed_s: float
     run: int
     of: int
-    now: str
+    phase: str
 
 
 class Verdict(Struct):

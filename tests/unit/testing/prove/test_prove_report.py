@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from avow.cli.prove import KINDS, ProgressLines, print_verdict, progress_line, prove_command
+from avow.cli.campaigns import ProgressLines
+from avow.cli.prove import KINDS, print_verdict, progress_line, prove_command
 from avow.testing.prove.campaign import Progress, choose_network
 from avow.testing.prove.faults import Fault
 from avow.testing.prove.findings import Anomaly, Finding
@@ -79,7 +80,7 @@ def test_progress_is_one_line() -> None:
 
 def test_without_a_terminal_lines_are_few() -> None:
     out = io.StringIO()
-    lines = ProgressLines(Console(file=out, width=140, highlight=False))
+    lines = ProgressLines(Console(file=out, width=140, highlight=False), progress_line)
     for tenth in range(250):
         lines(Progress(tenth / 10, "under load", tenth, 0, 0, "", 0))
     assert len(out.getvalue().splitlines()) == 3
