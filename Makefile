@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
-# more than there are cores: tests that mostly wait for processes they started
+# more than there are cores: tests of Spark mostly wait for its programs to start
 WAITERS ?= 3
 
 WEBCLIENTS := tests/webclients/node_modules/.installed
@@ -26,7 +26,8 @@ channel: install        ## the channel's state machine at full length: 3,000 run
 
 test: check web services java ## everything: static checks, then every test; files that start processes are not split
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract tests/simulation
-	@$(BIN)/pytest -n $(WAITERS) --dist loadfile tests/spark tests/integration tests/e2e
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile tests/integration tests/e2e
+	@$(BIN)/pytest -n $(WAITERS) --dist loadfile tests/spark
 
 check: install          ## the fast loop: format, lint, layers, types, unit tests, transcripts
 	@$(BIN)/ruff format --check src tests benchmarks examples

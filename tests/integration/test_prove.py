@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from avow.testing.prove.scenarios import SCENARIOS, complaints, play
+from avow.testing.prove.scenarios import SCENARIOS, complaints, late, play
+
+PLAYS = 3
 
 
 def test_a_minute_of_every_fault_breaks_no_promise(tmp_path: Path) -> None:
@@ -42,7 +44,11 @@ def test_a_minute_of_every_fault_breaks_no_promise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_it_goes_well(scenario: str) -> None:
-    verdict = asyncio.run(play(scenario))
-    assert complaints(scenario, verdict) == []
+    for _ in range(PLAYS):  # a busy machine may be late twice; no promise may be broken once
+        verdict = asyncio.run(play(scenario))
+        found = complaints(scenario, verdict)
+        if not found or found != late(verdict):
+            break
+    assert found == []
     assert verdict.faults
     assert verdict.acknowledged > 100

@@ -69,10 +69,15 @@ def complaints(scenario: str, verdict: Verdict) -> list[str]:
     if verdict.stuck:
         found.append(verdict.stuck)
     if scenario == "coordinator killed":
-        found += [f"{one.what}: {one.after_s:.2f} s" for one in verdict.resumed if one.after_s > RESUME_S_MAX]
+        found += late(verdict)
     if scenario in ("pub-sub killed", "rolling restart"):
         found += _refused(verdict)
     return found
+
+
+def late(verdict: Verdict) -> list[str]:
+    """Takeovers after which writes resumed too late."""
+    return [f"{one.what}: {one.after_s:.2f} s" for one in verdict.resumed if one.after_s > RESUME_S_MAX]
 
 
 def _refused(verdict: Verdict) -> list[str]:
