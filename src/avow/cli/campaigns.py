@@ -10,13 +10,14 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from avow.errors import AvowError
@@ -91,3 +92,15 @@ class ProgressLines(Generic[P]):
             return
         self._phase, self._next_s = progress.phase, progress.elapsed_s + PLAIN_LINE_S
         self._console.print(self._line(progress), markup=False, soft_wrap=True)
+
+
+def checks_table(checked: Mapping[str, int], violations: Mapping[str, int]) -> Table:
+    """What was looked for, how often, and how often it was found."""
+    table = Table()
+    table.add_column("looked for")
+    table.add_column("checked", justify="right")
+    table.add_column("found", justify="right")
+    for name, count in checked.items():
+        found = violations.get(name, 0)
+        table.add_row(name, f"{count:,}", f"[bold red]{found:,}[/]" if found else "0")
+    return table

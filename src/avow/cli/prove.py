@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from avow.cli.campaigns import ProgressLines, drawn
+from avow.cli.campaigns import ProgressLines, checks_table, drawn
 from avow.cli.prove_pledges import RUNS, prove_pledges_command
 from avow.errors import AvowError, NotInstalled
 from avow.testing.prove.campaign import Options, Progress, prove
@@ -201,7 +201,7 @@ def progress_line(progress: Progress) -> str:
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(f"{verdict.duration_s:.0f} s under load, {verdict.peers} peers, network: {verdict.network}")
-    console.print(_checks(verdict))
+    console.print(checks_table(verdict.checked, verdict.violations))
     console.print(_operations(verdict))
     console.print(_faults(verdict))
     if verdict.resumed:
@@ -234,17 +234,6 @@ def _print_outcome(console: Console, verdict: Verdict) -> None:
         return
     found = sum(verdict.violations.values())
     console.print(f"[bold red]Broken:[/] {done}, {found} violations (seed {verdict.seed}).")
-
-
-def _checks(verdict: Verdict) -> Table:
-    table = Table()
-    table.add_column("looked for")
-    table.add_column("checked", justify="right")
-    table.add_column("found", justify="right")
-    for name, checked in verdict.checked.items():
-        found = verdict.violations.get(name, 0)
-        table.add_row(name, f"{checked:,}", f"[bold red]{found:,}[/]" if found else "0")
-    return table
 
 
 def _operations(verdict: Verdict) -> Table:

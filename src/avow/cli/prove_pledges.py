@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from avow.cli.campaigns import conclude, drawn, end_on_sigterm, watched
+from avow.cli.campaigns import checks_table, conclude, drawn, end_on_sigterm, watched
 from avow.testing.prove_pledges.campaign import Options, Progress, Verdict, prove_pledges
 from avow.testing.prove_pledges.crashes import POINTS, VICTIMS
 from avow.testing.prove_pledges.runs import DATABASES, STORES
@@ -64,7 +64,7 @@ def progress_line(progress: Progress) -> str:
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(_cells(verdict))
-    console.print(_checks(verdict))
+    console.print(checks_table(verdict.checked, verdict.violations))
     points = ", ".join(f"{point} {count:,}" for point, count in sorted(verdict.points.items()))
     console.print(f"runs by the step somebody was killed at: {points}", soft_wrap=True, markup=False)
     met = f"{verdict.combinations:,} of {_all(verdict):,}"
@@ -110,15 +110,4 @@ def _cells(verdict: Verdict) -> Table:
     for cell in verdict.cells:
         counts = (cell.runs, cell.kills, cell.pledges, cell.committed)
         table.add_row(cell.store, cell.database, *(f"{count:,}" for count in counts))
-    return table
-
-
-def _checks(verdict: Verdict) -> Table:
-    table = Table()
-    table.add_column("looked for")
-    table.add_column("checked", justify="right")
-    table.add_column("found", justify="right")
-    for name, checked in verdict.checked.items():
-        found = verdict.violations.get(name, 0)
-        table.add_row(name, f"{checked:,}", f"[bold red]{found:,}[/]" if found else "0")
     return table
