@@ -200,7 +200,8 @@ class PostgresServer(Server):
 
 
 class MariaDBServer(Server):
-    """With further options of its command line."""
+    """With further options of its command line. Its temporary tables are in a folder of its own: a server that starts
+    removes those it finds, so two that share a folder take each other's away."""
 
     user = "mysql"
 
@@ -214,7 +215,8 @@ class MariaDBServer(Server):
 
     def _prepare(self) -> None:
         made = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
-        self._run([program("mariadb-install-db"), "--no-defaults", *made, f"--datadir={self.data}"])
+        folders = [f"--datadir={self.data}", f"--tmpdir={self.folder}"]
+        self._run([program("mariadb-install-db"), "--no-defaults", *made, *folders])
         (self.data / "avow").mkdir()  # a database is a folder
         if os.getuid() == 0:
             shutil.chown(self.data / "avow", self.user, self.user)
@@ -224,6 +226,7 @@ class MariaDBServer(Server):
             program("mariadbd"),
             "--no-defaults",
             f"--datadir={self.data}",
+            f"--tmpdir={self.folder}",
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
             f"--socket={self.folder / 'socket'}",
