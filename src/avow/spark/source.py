@@ -40,15 +40,16 @@ FORMAT = "avow"
 
 
 def kafka_schema(*, headers: bool = False) -> StructType:
-    """The columns of Spark's Kafka source."""
+    """The columns of Spark's Kafka source. All but key and headers are always there, and said to be: of what cannot be
+    null it is not asked, column by column and row by row, whether it is."""
     fields = [
         StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
+        StructField("value", BinaryType(), nullable=False),
+        StructField("topic", StringType(), nullable=False),
+        StructField("partition", IntegerType(), nullable=False),
+        StructField("offset", LongType(), nullable=False),
+        StructField("timestamp", TimestampType(), nullable=False),
+        StructField("timestampType", IntegerType(), nullable=False),
     ]
     if headers:
         pair = StructType([StructField("key", StringType()), StructField("value", BinaryType())])

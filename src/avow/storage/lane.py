@@ -219,13 +219,9 @@ class Lane:
 
     def _read_files(self, after: int, max_entries: int, max_bytes: int) -> list[Entry]:
         found: list[Entry] = []
-        room = max_bytes
+        upto = min(self._file_to, after + max_entries)
         try:
-            for entry in self.files.entries(after=after, upto=min(self._file_to, after + max_entries)):
-                room -= entry_size_bytes(entry)
-                if found and room < 0:
-                    break
-                found.append(entry)
+            found.extend(self.files.entries(after=after, upto=upto, max_bytes=max_bytes))
         except StorageDamaged:
             if not found:
                 raise

@@ -28,10 +28,12 @@ from avow.errors import Malformed, StorageDamaged
 from avow.storage.files import Files, read_whole, write_whole
 from avow.storage.index import Index
 from avow.wire.messages import Entry
-from avow.wire.record import HEADER_SIZE_BYTES, Buffer, padded, read_header, record_size, unpack_entry
+from avow.wire.record import HEADER_SIZE_BYTES, Buffer, Header, padded, read_header, record_size, unpack_entry
 
 _WINDOW_BYTES: Final = 1024 * 1024
 _PROBE_BYTES: Final = 64 * 1024
+_HEADER_PROBE_BYTES: Final = 4 * 1024  # behind a large record: another one is likely, and only its header is wanted
+_LARGE_BYTES: Final = 128 * 1024  # read by itself, to the byte, and handed on without a copy
 NEW_FILE: Final = -1  # as a tail's size: where the lane ends inside its last file is not known
 
 
@@ -194,22 +196,30 @@ class LaneFiles:
         """(first position of a file, byte in it) at which `position` starts or would start. Raises StorageDamaged."""
         segment, _ = self._holding(position, upto=position)
         at, offset = self._index(segment).before(position)
-        for found in self._records(segment, position=at, offset=offset, stop=position):
-            at, offset = at + 1, offset + len(found)
+        for header in self._headers(segment, position=at, offset=offset, stop=position):
+            at, offset = at + 1, offset + _record_bytes(header)
         if at < position:
             raise _missing(segment.path, offset, position=at)
         return segment.first, offset
 
-    def entries(self, *, after: int, upto: int) -> Iterator[Entry]:
-        """Verified entries after+1 .. upto in order. Raises StorageDamaged at the first that cannot be read."""
-        position = after + 1
+    def entries(self, *, after: int, upto: int, max_bytes: int = 1 << 63) -> Iterator[Entry]:
+        """Verified entries after+1 .. upto in order, as many as have `max_bytes`, but at least one.
+
+        Raises StorageDamaged at the first that cannot be read.
+        """
+        position, room = after + 1, max_bytes
         while position <= upto:
             segment, stop = self._holding(position, upto=upto)
             at, offset = self._index(segment).before(position)
-            for record in self._records(segment, position=at, offset=offset, stop=stop):
+            window = _Window(self, segment)
+            for header in self._headers(segment, position=at, offset=offset, stop=stop, window=window):
                 if at >= position:
-                    yield _unpack(record, file=segment.path, offset=offset)
-                at, offset = at + 1, offset + len(record)
+                    room -= _variable_bytes(header)
+                    if room < 0 and at > after + 1:
+                        return
+                    record = window.at(offset, size=_record_bytes(header))
+                    yield _unpack(record, position=at, file=segment.path, offset=offset)
+                at, offset = at + 1, offset + _record_bytes(header)
             if at < stop:
                 raise _missing(segment.path, offset, position=at)
             position = stop
@@ -221,7 +231,7 @@ class LaneFiles:
     def bytes_at(self, place: tuple[int, int], *, size: int) -> bytes:
         """As many as the file has."""
         segment = next((each for each in self.segments if each.first == place[0]), None)
-        return b"" if segment is None else self._read(segment, size=size, offset=place[1])
+        return b"" if segment is None else self.read(segment, size=size, offset=place[1])
 
     def _holding(self, position: int, *, upto: int) -> tuple[Segment, int]:
         """The file with `position`, and the first position that is not to be read from it."""
@@ -231,24 +241,23 @@ class LaneFiles:
                 return self.segments[number], min(later, upto + 1)
         raise _missing(f"{self.folder}/{position:020}.log", 0, position=position)
 
-    def _records(self, segment: Segment, *, position: int, offset: int, stop: int) -> Iterator[memoryview]:
-        """Whole records of position .. stop-1, headers verified, bodies not. Ends early where the file does."""
-        window_bytes, window, start = _PROBE_BYTES, memoryview(b""), offset
+    def _headers(
+        self, segment: Segment, *, position: int, offset: int, stop: int, window: _Window | None = None
+    ) -> Iterator[Header]:
+        """Of the records of position .. stop-1, verified. Ends early where the file does."""
+        window = window or _Window(self, segment)
         while position < stop and offset < segment.size:
-            header = window[offset - start : offset - start + HEADER_SIZE_BYTES]
-            size = HEADER_SIZE_BYTES
-            if len(header) == size:
-                size = _size_of(header, position, file=segment.path, offset=offset)
-            if offset - start + size > len(window):
-                window = memoryview(self._read(segment, size=max(size, window_bytes), offset=offset))
-                if len(window) < size:
-                    raise _missing(segment.path, offset + len(window), position=position)
-                window_bytes, start = _WINDOW_BYTES, offset
-                continue
-            yield window[offset - start : offset - start + size]
-            position, offset = position + 1, offset + size
+            found = window.at(offset, size=HEADER_SIZE_BYTES)
+            if len(found) < HEADER_SIZE_BYTES:
+                raise _missing(segment.path, offset + len(found), position=position)
+            header = _header_of(found, position, file=segment.path, offset=offset)
+            if offset + _record_bytes(header) > segment.size:
+                raise _missing(segment.path, segment.size, position=position)
+            yield header
+            position, offset = position + 1, offset + _record_bytes(header)
 
-    def _read(self, segment: Segment, *, size: int, offset: int) -> bytes:
+    def read(self, segment: Segment, *, size: int, offset: int) -> bytes:
+        """As many as the file has."""
         size = max(0, min(size, segment.size - offset))
         if self._handle is not None and segment is self.segments[-1]:
             return self._files.read(self._handle, size=size, offset=offset)
@@ -285,9 +294,9 @@ class LaneFiles:
         index = Index(first=segment.first, interval_bytes=self._interval_bytes)
         position, offset = segment.first, 0
         with contextlib.suppress(StorageDamaged):
-            for record in self._records(segment, position=position, offset=0, stop=1 << 63):
+            for header in self._headers(segment, position=position, offset=0, stop=1 << 63):
                 index.add(position, offset=offset)
-                position, offset = position + 1, offset + len(record)
+                position, offset = position + 1, offset + _record_bytes(header)
         return index
 
     def paths_behind(self, position: int) -> set[str]:
@@ -327,25 +336,62 @@ def shorten(payload: Buffer, *, count: int) -> Buffer:
     return payload[:offset]
 
 
-def _size_of(header: Buffer, position: int, *, file: str, offset: int) -> int:
+class _Window:
+    """A file's bytes for somebody who walks it: small records come out of what was read ahead, a large one by itself.
+
+    What is read ahead grows while records are small. A header behind a large record is read with little around it.
+    """
+
+    __slots__ = ("_ahead", "_data", "_files", "_segment", "_start")
+
+    def __init__(self, files: LaneFiles, segment: Segment) -> None:
+        self._files, self._segment = files, segment
+        self._data, self._start, self._ahead = memoryview(b""), 0, _PROBE_BYTES
+
+    def at(self, offset: int, *, size: int) -> memoryview:
+        """As many bytes as the file has."""
+        if size >= _LARGE_BYTES:
+            self._ahead = _HEADER_PROBE_BYTES
+            return memoryview(self._files.read(self._segment, size=size, offset=offset))
+        begin = offset - self._start
+        if begin + size > len(self._data):
+            self._data = memoryview(self._files.read(self._segment, size=max(size, self._ahead), offset=offset))
+            self._ahead = min(self._ahead * 16, _WINDOW_BYTES)
+            self._start, begin = offset, 0
+        return self._data[begin : begin + size]
+
+
+def _header_of(found: Buffer, position: int, *, file: str, offset: int) -> Header:
     try:
-        fields = read_header(header)
+        header = read_header(found)
     except Malformed as error:
         raise _wrapped(error, file=file, offset=offset) from error
-    if fields[11] != position:
+    if header[11] != position:
         raise StorageDamaged(
-            file=file, position=offset, expected=f"the entry at {position}", found=f"an entry at {fields[11]}"
+            file=file, position=offset, expected=f"the entry at {position}", found=f"an entry at {header[11]}"
         )
-    return HEADER_SIZE_BYTES + padded(fields[6])
+    return header
 
 
-def _unpack(record: memoryview, *, file: str, offset: int) -> Entry:
-    """The batch is copied, once: it must not keep the window it was read with alive."""
+def _record_bytes(header: Header) -> int:
+    return HEADER_SIZE_BYTES + padded(header[6])
+
+
+def _variable_bytes(header: Header) -> int:
+    """Of its control and its batch, as `entry_size_bytes` counts them."""
+    body, control = header[6], header[7]
+    return body - padded(control) + control
+
+
+def _unpack(record: memoryview, *, position: int, file: str, offset: int) -> Entry:
+    """A small batch is copied, once: it must not keep the window it was read with alive. A large one was read alone."""
+    if len(record) < HEADER_SIZE_BYTES:
+        raise _missing(file, offset + len(record), position=position)
     try:
         entry = unpack_entry(record)
-        return replace(entry, batch=bytes(entry.batch))
     except Malformed as error:
         raise _wrapped(error, file=file, offset=offset) from error
+    return entry if len(record) >= _LARGE_BYTES else replace(entry, batch=bytes(entry.batch))
 
 
 def _wrapped(error: Malformed, *, file: str, offset: int) -> StorageDamaged:
