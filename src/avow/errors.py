@@ -271,7 +271,8 @@ class NotInstalled(Refused):
 
     def __init__(self, what: str, *, extra: str) -> None:
         super().__init__(
-            f"{what} needs a library that is not installed here; nothing was changed. Install avow[{extra}]"
+            f"{what} needs a library that is not installed here; nothing was changed. "
+            f"Install it: pip install 'avow[{extra}]'"
         )
         self.extra = extra
 

@@ -30,6 +30,7 @@ MEMBER_NAME_CHARS_MAX: Final = 200
 TRANSACTION_NAME_BYTES_MAX: Final = 200
 LANES_PER_QUEUE_MAX: Final = 1_024
 INTERNAL_QUEUE_PREFIX: Final = "avow."  # of the cluster's own queues: nobody else creates, changes or writes them
+PIPELINES_QUEUE: Final = "avow.pipelines"  # but this one: pipelines create it and report to it, like any client
 PEERS_MAX: Final = 31
 PEER_NUMBER_MAX: Final = 65_535
 ADDRESS_CHARS_MAX: Final = 300

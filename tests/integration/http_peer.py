@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-START_S = 20.0
+from avow.testing.cluster_ports import Ports
+
+START_S = 60.0
+_PORTS = Ports()
 
 
 class Answer:
@@ -124,7 +127,7 @@ def serving(folder: Path, **settings: object) -> Iterator[PeerProcess]:
 
 @contextlib.contextmanager
 def cluster(
-    folder: Path, count: int, *, tls: ssl.SSLContext | None = None, **settings: object
+    folder: Path, count: int, *, tls: ssl.SSLContext | None = None, token: str | None = None, **settings: object
 ) -> Iterator[list[PeerProcess]]:
     """Founders 1 to `count`, ready for requests."""
     founders = ",".join(f"{number}=127.0.0.1:{port}" for number, port in enumerate(free_ports(count), 1))
@@ -137,7 +140,7 @@ def cluster(
             )
         peers = [started(process, folder / str(number)) for number, process in enumerate(processes, 1)]
         for peer in peers:
-            peer.tls = tls
+            peer.tls, peer.token = tls, token
             wait_until(lambda peer=peer: peer.ask("GET", "/readyz").status == 200)  # type: ignore[misc]
         wait_until(lambda: all(len(peer.ask("GET", "/v1/peers").json["peers"]) == count for peer in peers))
         yield peers
@@ -155,11 +158,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    return [_PORTS.take() for _ in range(count)]
 
 
 def wait_until(true: Callable[[], bool], *, timeout_s: float = START_S) -> None:

@@ -23,7 +23,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from avow.peer.http.openapi import document
-from avow.peer.http.routes import ROUTES, Route
+from avow.peer.http.route import Route
+from avow.peer.http.routes import ROUTES
 
 EXAMPLES = 100
 DOCUMENT = document(version="0")

@@ -65,6 +65,15 @@ class Token:
         self._rights = entry.rights
         self._known: dict[str, frozenset[str]] = {}
 
+    @property
+    def admin(self) -> bool:
+        return self._admin
+
+    @property
+    def rights(self) -> dict[str, list[QueueRight]]:
+        """By pattern of queue names, as its issuer wrote them; those of an admin need not be written."""
+        return {"*": ["read", "write", "manage"]} if self._admin else self._rights
+
     def matches(self, digest: bytes) -> bool:
         return hmac.compare_digest(self._digest, digest)
 

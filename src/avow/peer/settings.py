@@ -1,4 +1,4 @@
-"""What a peer can be told: twenty-four settings, from flags, the environment and one TOML file.
+"""What a peer can be told: twenty-five settings, from flags, the environment and one TOML file.
 
 Flags win over the environment (AVOW_ and the name in capitals), the environment over the file, the file over the
 default. Everything else about a peer is decided by the cluster it belongs to, or is a bound in `limits`.
@@ -38,6 +38,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
+    cors_origins: str = ""
     connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     in_flight_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     request_bytes_max: Annotated[int, Meta(ge=1024, le=64 * MIB)] = BATCH_SIZE_BYTES_MAX + MIB
@@ -65,6 +66,7 @@ DESCRIPTIONS: Final[Mapping[str, str]] = {
     "tls_cert": "PEM certificate: the API speaks HTTPS, links speak TLS",
     "tls_key": "PEM private key of tls_cert",
     "tls_ca": "PEM of the authority that signs peers: links are mutual TLS; needed for links beyond loopback",
+    "cors_origins": "origins of web pages that may use this peer, https://a,https://b; its cluster's own always may",
     "connections_max": "HTTP connections at a time; one more is answered BUSY",
     "in_flight_max": "requests being answered at a time; one more is answered BUSY",
     "request_bytes_max": "largest request body; a larger one is answered TOO_LARGE",

@@ -32,6 +32,7 @@ from typing import Any, Final
 import msgspec
 
 from avow.errors import InvalidRequest, Offline, UnknownPeer
+from avow.peer.libraries import check_installed
 from avow.testing.cluster_ports import Ports
 from avow.testing.cluster_process import START_S, PeerProcess, Serving
 from avow.testing.cluster_wait import wait_until
@@ -98,7 +99,8 @@ class LocalCluster:
             wait_until(partial(self._names_all, number), timeout_s=timeout_s, what=self.process(number).last_words)
 
     def launch(self) -> None:
-        """Start the founders and wait until each listens, which needs no quorum."""
+        """Start the founders and wait until each listens, which needs no quorum. Raises NotInstalled."""
+        check_installed("a peer")
         for number in self.founders:
             self.processes.setdefault(number, self._founder(number)).start()
         for number in self.founders:

@@ -42,6 +42,16 @@ class Ports:
             f"no free port between {FIRST} and {LAST} in {TRIES} tries; nothing was started. End some process"
         )
 
+    def claim(self, *ports: int) -> bool:
+        """These very ones, all or none: whether they are free and no other cluster has claimed them."""
+        before = len(self._held)
+        if all(self._claim(port) and is_free(port) for port in ports):
+            return True
+        for file in self._held[before:]:
+            file.close()
+        del self._held[before:]
+        return False
+
     def release(self) -> None:
         for file in self._held:
             file.close()

@@ -18,17 +18,20 @@ import msgspec
 from msgspec import Struct
 
 from avow.errors import Forbidden, InvalidRequest, NotCoordinator, Trimmed, UnknownQueue
-from avow.limits import INTERNAL_QUEUE_PREFIX
+from avow.limits import INTERNAL_QUEUE_PREFIX, PIPELINES_QUEUE
 from avow.peer.access import Token, Tokens, token_in
 from avow.peer.answers import LOST, Answer, Done, Stored
+from avow.peer.http import dashboard
 from avow.peer.http.dispatch import Call, Dispatcher, media_type, negotiate, not_acceptable, unsupported
 from avow.peer.http.exchange import Exchange
-from avow.peer.http.routes import BATCH, JSON, ROUTES
+from avow.peer.http.route import BATCH, JSON
+from avow.peer.http.routes import ROUTES
 from avow.queue.catalog import Queue
 
 if TYPE_CHECKING:
     from avow.peer.channels.channels import Channels
     from avow.peer.channels.webchannel_http import WebChannels
+    from avow.peer.http.cors import Cors
     from avow.peer.http.listener import Listener
     from avow.peer.metrics import Metrics
     from avow.peer.node import Node
@@ -40,9 +43,15 @@ Handler: TypeAlias = Callable[["Api", Exchange, Any, Any], Coroutine[Any, Any, N
 
 _ANYTHING: Final = b"*/*"
 _DTM: Final = b"/api/"
+_OWN_ORIGINS: Final = (b"/v1/webchannel", b"/v1/channel.")  # say themselves which pages may read them
 _CHANGING: Final = ("write", "manage")
 _USUAL: Final = {BATCH.encode(): BATCH, JSON.encode(): JSON}  # what needs no parsing
 _encode: Final = msgspec.json.Encoder().encode
+
+
+def _check_open(queue: str) -> None:
+    if queue != PIPELINES_QUEUE:
+        raise Forbidden(f"queue {queue!r} is the cluster's own and not changed from outside")
 
 
 class Target(Struct, frozen=True, gc=False):
@@ -57,8 +66,9 @@ class Api:
     def __init__(self, peer: Peer, tokens: Tokens, handlers: Mapping[str, Handler]) -> None:
         self.peer = peer
         self.tokens = tokens
-        self.listener: Listener  # this and the next five are given to it by the server
+        self.listener: Listener  # this and the next six are given to it by the server
         self.metrics: Metrics
+        self.cors: Cors
         self.channels: Channels
         self.webchannels: WebChannels
         self.pledges: Pledges
@@ -79,9 +89,13 @@ class Api:
         if exchange.url.startswith(_DTM):
             self.dtm.handle(exchange)
             return
+        origin = exchange.headers.get(b"origin")
+        if origin is not None and self._answers_page(exchange, origin):
+            return
         call = self._dispatcher.find(exchange.method, exchange.url)
         if not isinstance(call, Call):
-            exchange.reply(call)
+            if not dashboard.serve(self, exchange):
+                exchange.reply(call)
             return
         route, headers = call.route, exchange.headers
         if call.waits:
@@ -91,7 +105,7 @@ class Api:
             if route.right:
                 token.check(route.right, call.queue)  # type: ignore[arg-type]
                 if call.queue.startswith(INTERNAL_QUEUE_PREFIX) and not route.queue and route.right in _CHANGING:
-                    raise Forbidden(f"queue {call.queue!r} is the cluster's own and not changed from outside")
+                    _check_open(call.queue)
         accept = headers.get(b"accept", _ANYTHING)
         if accept != _ANYTHING and negotiate(accept, route.answer_types) is None:
             exchange.reply(not_acceptable(route))
@@ -112,6 +126,12 @@ class Api:
         if work is not None:
             timeout_s = getattr(parameters, "timeout_s", 10.0) + getattr(parameters, "wait_s", 0.0)
             self.listener.run(exchange, work, timeout_s=timeout_s)
+
+    def _answers_page(self, exchange: Exchange, origin: bytes) -> bool:
+        """True: it was a browser's question before a request. What has an answer for any page is left alone."""
+        if not exchange.url.startswith(_OWN_ORIGINS):
+            exchange.extra = self.cors.headers(origin)
+        return self.cors.preflight(exchange)
 
     def token(self, exchange: Exchange) -> Token:
         """Who asks. A connection's last header is remembered, so that a digest is not made for each request."""

@@ -22,7 +22,8 @@ from msgspec import Struct
 
 from avow.errors import InvalidRequest
 from avow.peer.http.errors import Reply, reply_of
-from avow.peer.http.routes import ROUTES, Route
+from avow.peer.http.route import Route
+from avow.peer.http.routes import ROUTES
 
 _REMEMBERED_MAX: Final = 4_096
 _REMEMBERED_SIZE_BYTES_MAX: Final = 512  # longer URLs are parsed each time

@@ -44,6 +44,7 @@ class Exchange:
         "close",
         "connection",
         "deadline",
+        "extra",
         "headers",
         "method",
         "old",
@@ -69,6 +70,7 @@ class Exchange:
         self.size = 0  # of `out` in bytes
         self.streamed: Stream | None = None
         self.successor: MakeProtocol | None = None  # of HTTP on this connection, once this answer has left
+        self.extra = b""  # headers of the answer, whoever gives it
         self.deadline = 0.0  # in the loop's time; 0: none
         self.watcher: Watcher | None = None
 
@@ -87,12 +89,13 @@ class Exchange:
         if self.out is not None:
             return
         size = len(body) if isinstance(body, bytes) else sum(map(len, body))
-        head = b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
+        head = b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
             STATUS_LINES[status],
             self.connection.listener.date,
             content_type,
             size,
             headers,
+            self.extra,
             self._connection_header() if self.close or self.old or self.connection.listener.stopping else b"",
         )
         if self.method == b"HEAD" or not size:
@@ -115,13 +118,14 @@ class Exchange:
             return stream
         self.close = self.close or self.old
         pieces.append(
-            b"%b%bcontent-type: %b\r\n%b%b%b\r\n"
+            b"%b%bcontent-type: %b\r\n%b%b%b%b\r\n"
             % (
                 STATUS_LINES[status],
                 self.connection.listener.date,
                 content_type,
                 b"" if self.old else _CHUNKED,
                 headers,
+                self.extra,
                 self._connection_header(),
             )
         )

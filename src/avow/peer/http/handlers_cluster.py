@@ -22,7 +22,7 @@ from avow.peer.http.api import Api
 from avow.peer.http.errors import reply_of_answer
 from avow.peer.http.exchange import Exchange
 from avow.peer.http.openapi import document
-from avow.peer.http.routes import METRICS
+from avow.peer.http.route import METRICS
 from avow.peer.settings import address
 from avow.queue.commands import PeerCommand, encode
 from avow.wire.messages import Kind
@@ -38,7 +38,8 @@ def _package_version() -> str:
         return "0"
 
 
-_DOCUMENT: Final = msgspec.json.encode(document(version=_package_version()))
+VERSION: Final = _package_version()
+_DOCUMENT: Final = msgspec.json.encode(document(version=VERSION))
 
 
 def health(api: Api, exchange: Exchange, asked: shapes.NoParameters, content: None) -> None:  # noqa: ARG001
@@ -65,8 +66,13 @@ def cluster(api: Api, exchange: Exchange, asked: shapes.NoParameters, content: N
     token = api.token(exchange)
     status = api.node.status()
     status["lanes"] = [lane for lane in status["lanes"] if token.may("read", lane["queue"])]
-    status |= {"cluster": api.peer.cluster.hex, "storage": api.peer.statistics()["storage"]}
+    status |= {"cluster": api.peer.cluster.hex, "version": VERSION, "storage": api.peer.statistics()["storage"]}
     exchange.answer(200, msgspec.json.encode(status))
+
+
+def show_me(api: Api, exchange: Exchange, asked: shapes.NoParameters, content: None) -> None:  # noqa: ARG001
+    token = api.token(exchange)
+    api.answer(exchange, shapes.Me(token.name, api.tokens.needed, token.admin, token.rights))
 
 
 def list_peers(api: Api, exchange: Exchange, asked: shapes.NoParameters, content: None) -> None:  # noqa: ARG001

@@ -14,7 +14,7 @@ import os
 from typing import Final
 
 from avow.errors import Forbidden, InvalidRequest
-from avow.limits import INTERNAL_QUEUE_PREFIX
+from avow.limits import INTERNAL_QUEUE_PREFIX, PIPELINES_QUEUE
 from avow.peer.answers import Done
 from avow.peer.http import shapes
 from avow.peer.http.api import Api
@@ -113,9 +113,14 @@ def check_name(what: str, name: str) -> None:
         )
 
 
+def is_internal(name: str) -> bool:
+    """Only the cluster itself changes it. Where pipelines report is not listed among the data, and theirs to write."""
+    return name.startswith(INTERNAL_QUEUE_PREFIX) and name != PIPELINES_QUEUE
+
+
 def check_not_internal(name: str) -> None:
     """Raises Forbidden."""
-    if name.startswith(INTERNAL_QUEUE_PREFIX):
+    if is_internal(name):
         raise Forbidden(
             f"queues whose name begins with {INTERNAL_QUEUE_PREFIX!r} are the cluster's own: they are not created, "
             "changed or written from outside. Nothing was done"

@@ -22,7 +22,7 @@ from avow.peer.http.dispatch import negotiate
 from avow.peer.http.errors import reply_of, reply_of_answer
 from avow.peer.http.exchange import Exchange, Piece
 from avow.peer.http.lines import lines_of, message_fields
-from avow.peer.http.routes import NDJSON
+from avow.peer.http.route import NDJSON
 from avow.peer.reading import Served
 from avow.wire.batch import Batch, pack_entry
 from avow.wire.ranges import CONTENT_TYPE as BATCHES

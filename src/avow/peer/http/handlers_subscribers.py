@@ -27,7 +27,7 @@ from avow.wire.messages import Kind
 
 
 def list_subscribers(api: Api, exchange: Exchange, asked: shapes.QueueParameters, content: None) -> None:  # noqa: ARG001
-    api.answer(exchange, shapes.Subscribers(list(_subscribers(api, api.queue(asked.queue)).values())))
+    api.answer(exchange, shapes.Subscribers(list(subscribers_of(api, api.queue(asked.queue)).values())))
 
 
 async def show_subscriber(api: Api, exchange: Exchange, asked: shapes.SubscriberParameters, content: None) -> None:  # noqa: ARG001
@@ -70,7 +70,7 @@ async def move_cursor(api: Api, exchange: Exchange, asked: shapes.SubscriberPara
 
 async def _move_lanes(api: Api, exchange: Exchange, queue: Queue, name: str, content: shapes.Cursor) -> None:
     """A new subscriber, or a hold, concerns every lane; a version its own."""
-    before = _subscribers(api, queue).get(name, shapes.Subscriber(name, {}, hold=False))
+    before = subscribers_of(api, queue).get(name, shapes.Subscriber(name, {}, hold=False))
     everywhere = content.hold is not None or not content.versions
     lanes = sorted({*content.versions, *(range(queue.lanes) if everywhere else ())})
     commands: dict[int, Command] = {
@@ -120,7 +120,7 @@ async def _write_all(api: Api, queue: Queue, commands: dict[int, Command]) -> li
     return [(target.lane, answer) for target, answer in zip(targets, answers, strict=True)]
 
 
-def _subscribers(api: Api, queue: Queue) -> dict[str, shapes.Subscriber]:
+def subscribers_of(api: Api, queue: Queue) -> dict[str, shapes.Subscriber]:
     """By name, as this peer knows them."""
     if queue.strategy == "pub-sub":
         cursors = {**{name: VectorCursor() for name in queue.subscriptions}, **queue.subscribers}
@@ -156,7 +156,7 @@ def _shown(api: Api, queue: Queue, name: str, versions: dict[str, int], *, hold:
 
 
 def _known(api: Api, queue: Queue, name: str) -> shapes.Subscriber:
-    found = _subscribers(api, queue).get(name)
+    found = subscribers_of(api, queue).get(name)
     if found is None:
         raise UnknownSubscriber(f"queue {queue.name!r} has no subscriber {name[:200]!r}; moving a cursor makes one")
     return found

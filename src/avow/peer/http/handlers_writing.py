@@ -25,7 +25,7 @@ from avow.peer.http.errors import reply_of, reply_of_answer
 from avow.peer.http.exchange import Exchange
 from avow.peer.http.intake import Taken, take_batch, take_messages
 from avow.peer.http.pending import Single, Spread
-from avow.peer.http.routes import BATCH
+from avow.peer.http.route import BATCH
 from avow.peer.lane import Write
 from avow.queue.catalog import Queue
 from avow.wire.messages import Kind

@@ -91,8 +91,9 @@ class Listener:
     async def stop(self) -> None:
         """Take nothing new, finish what is in flight within STOP_S, then cut."""
         self.stopping = True
-        if self._server is not None:
-            self._server.close()
+        if self._server is None:  # it never listened: something before it failed, and that is what is to be told
+            return
+        self._server.close()
         for connection in list(self._connections):
             connection.finish()
         deadline = self.now() + STOP_S

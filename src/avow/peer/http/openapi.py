@@ -27,7 +27,8 @@ from avow.errors import (
     TooMany,
     Unknown,
 )
-from avow.peer.http.routes import BATCH, JSON, ROUTES, Route
+from avow.peer.http.route import BATCH, JSON, Route
+from avow.peer.http.routes import ROUTES
 from avow.peer.http.shapes import ErrorAnswer
 
 _REFERENCE: Final = "#/components/schemas/{name}"

@@ -8,80 +8,28 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from msgspec import Struct
-
 from avow.errors import (
     AlreadyDecided,
     AlreadyExists,
-    AvowError,
-    ContentDiffers,
     FolderUnusable,
     Forbidden,
     Incomplete,
-    InvalidRequest,
     LaneEnded,
     MembershipBusy,
     NotAuthenticated,
     NotCoordinator,
     NotEqual,
-    NotInstalled,
-    PledgeDecided,
     Trimmed,
     UnknownMessage,
     UnknownPeer,
-    UnknownPledge,
     UnknownQueue,
     UnknownSubscriber,
-    UnknownTopic,
     UnknownTransaction,
 )
-from avow.peer.access import Right
 from avow.peer.http import shapes
-from avow.peer.pledges import shapes as pledges
+from avow.peer.http.route import BATCH, JSON, METRICS, NDJSON, SCRIPT, TEXT, Errors, Route
+from avow.peer.http.routes_pledges import PLEDGES
 from avow.wire.ranges import CONTENT_TYPE as BATCHES
-
-JSON: Final = "application/json"
-TEXT: Final = "text/plain; charset=utf-8"
-SCRIPT: Final = "text/javascript; charset=utf-8"
-NDJSON: Final = "application/x-ndjson"
-BATCH: Final = "application/vnd.avow.batch"
-METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-Errors = tuple[type[AvowError], ...]
-
-
-class Route(Struct, frozen=True):
-    """`right` empty: anybody with a token; None: anybody. `answer` Any: JSON without a fixed shape.
-
-    `queue`: the one whose rights count, where a request names none. `raw`: its handler reads query and body itself.
-    `body_later`: its handler decodes the body, if that is needed. `upgrades`: it is answered with another protocol, or
-    with 426.
-    """
-
-    operation: str
-    method: str
-    path: str
-    summary: str
-    parameters: type[Struct] = shapes.NoParameters
-    right: Right | str | None = ""
-    queue: str = ""
-    body: Any = None
-    body_types: tuple[str, ...] = (JSON,)
-    body_needed: bool = True
-    body_later: bool = False
-    answer: Any = None
-    answer_types: tuple[str, ...] = (JSON,)
-    statuses: tuple[int, ...] = (200,)
-    errors: Errors = ()
-    headers: tuple[tuple[str, str], ...] = ()
-    raw: bool = False
-    upgrades: bool = False
-
-    @property
-    def waits(self) -> bool:
-        """It may be told BUSY: everything but the calls with which somebody looks whether the peer is well."""
-        return self.path.startswith("/v1/")
-
 
 _LANES: Final[Errors] = (UnknownQueue, NotCoordinator)
 _WRITES: Final[Errors] = (*_LANES, NotEqual, LaneEnded)
@@ -99,6 +47,7 @@ CLUSTER: Final = (
     Route("metrics", "GET", "/metrics", "figures for Prometheus", answer=str, answer_types=(METRICS,)),
     Route("openapi", "GET", "/v1/openapi.json", "this document", answer=Any),
     Route("cluster", "GET", "/v1/cluster", "this peer's view of the cluster", answer=shapes.Status),
+    Route("show_me", "GET", "/v1/me", "who asks, and what that token may do", answer=shapes.Me),
     Route("list_peers", "GET", "/v1/peers", "the peers of the cluster", answer=shapes.Peers),
     Route(
         "join_peer",
@@ -268,6 +217,16 @@ READING: Final = (
         errors=(*_LANES, UnknownMessage, Trimmed),
     ),
     Route(
+        "show_life",
+        "GET",
+        "/v1/queues/{queue}/messages/{lane}/{version}/life",
+        "what became of a message, as far as this peer knows: who stored it, whether it is committed, who read it",
+        shapes.LifeParameters,
+        right="read",
+        answer=shapes.Life,
+        errors=(*_LANES, UnknownMessage, Trimmed),
+    ),
+    Route(
         "list_subscribers",
         "GET",
         "/v1/queues/{queue}/subscribers",
@@ -376,148 +335,4 @@ CHANNELS: Final = (
     ),
 )
 
-_PLEDGE_QUEUE: Final = "avow.pledges"
-_PLEDGES: Final[Errors] = (UnknownPledge, PledgeDecided)
-_PLEDGING: Final[Errors] = (*_PLEDGES, ContentDiffers, UnknownTopic, UnknownQueue, NotCoordinator, NotInstalled)
-
-
-def _pledge(operation: str, method: str, path: str, summary: str, parameters: type[Struct], **more: Any) -> Route:
-    right = "read" if method == "GET" else "write"
-    return Route(operation, method, path, summary, parameters, right, _PLEDGE_QUEUE, **more)
-
-
-PLEDGES: Final = (
-    _pledge(
-        "prepare_pledge",
-        "POST",
-        "/v1/pledges/{gid}/prepare",
-        "a pledge that is delivered if and only if a transaction commits; its checkback is asked about that",
-        pledges.WaitingParameters,
-        body=pledges.NewPledge,
-        body_later=True,
-        answer=pledges.Prepared,
-        errors=_PLEDGING,
-    ),
-    _pledge(
-        "submit_pledge",
-        "POST",
-        "/v1/pledges/{gid}/submit",
-        "the transaction has committed, or there is none: deliver it",
-        pledges.WaitingParameters,
-        body=pledges.NewPledge,
-        body_later=True,
-        answer=pledges.Submitted,
-        errors=_PLEDGING,
-    ),
-    _pledge(
-        "abort_pledge",
-        "POST",
-        "/v1/pledges/{gid}/abort",
-        "the transaction was rolled back; the checkback is asked at once and decides",
-        pledges.WaitingParameters,
-        answer=pledges.Prepared,
-        errors=_PLEDGES,
-    ),
-    _pledge(
-        "list_pledges",
-        "GET",
-        "/v1/pledges",
-        "pledges, newest first",
-        pledges.ListParameters,
-        answer=pledges.Pledges,
-    ),
-    _pledge(
-        "show_pledge",
-        "GET",
-        "/v1/pledges/{gid}",
-        "a pledge, its branches, and the last attempts",
-        pledges.PledgeParameters,
-        answer=pledges.Pledge,
-        errors=(UnknownPledge,),
-    ),
-    _pledge(
-        "retry_pledge",
-        "POST",
-        "/v1/pledges/{gid}/retry",
-        "try it now, and begin its back-off anew",
-        pledges.WaitingParameters,
-        answer=pledges.Pledge,
-        errors=_PLEDGES,
-    ),
-    _pledge(
-        "redrive_pledge",
-        "POST",
-        "/v1/pledges/{gid}/redrive",
-        "deliver a dead pledge after all",
-        pledges.WaitingParameters,
-        answer=pledges.Pledge,
-        errors=_PLEDGES,
-    ),
-    _pledge(
-        "stop_pledge",
-        "POST",
-        "/v1/pledges/{gid}/stop",
-        "deliver nothing more of it, whatever the transaction did",
-        pledges.WaitingParameters,
-        body=pledges.Stopping,
-        answer=pledges.Pledge,
-        errors=_PLEDGES,
-    ),
-    _pledge(
-        "retry_pledges",
-        "POST",
-        "/v1/pledges/retry",
-        "try all now that would wait longer",
-        pledges.RetryParameters,
-        answer=pledges.Changed,
-    ),
-    _pledge(
-        "redrive_pledges",
-        "POST",
-        "/v1/pledges/redrive",
-        "deliver all dead pledges after all",
-        pledges.RedriveParameters,
-        answer=pledges.Changed,
-    ),
-    _pledge("list_topics", "GET", "/v1/topics", "topics by name", pledges.TopicsParameters, answer=pledges.Topics),
-    _pledge(
-        "show_topic",
-        "GET",
-        "/v1/topics/{topic}",
-        "a topic and its subscribers",
-        pledges.TopicParameters,
-        answer=pledges.Topic,
-        errors=(UnknownTopic,),
-    ),
-    _pledge(
-        "subscribe_topic",
-        "POST",
-        "/v1/topics/{topic}/subscribers",
-        "a URL gets what is pledged to the topic from now on",
-        pledges.TopicParameters,
-        body=pledges.NewSubscriber,
-        answer=pledges.Topic,
-        errors=(AlreadyExists, UnknownQueue, NotCoordinator, NotInstalled),
-    ),
-    _pledge(
-        "unsubscribe_topic",
-        "DELETE",
-        "/v1/topics/{topic}/subscribers",
-        "a URL gets nothing that is pledged from now on",
-        pledges.SubscriberParameters,
-        answer=pledges.Topic,
-        errors=(UnknownTopic, UnknownSubscriber),
-    ),
-    _pledge(
-        "remove_topic",
-        "DELETE",
-        "/v1/topics/{topic}",
-        "a topic and its subscribers",
-        pledges.TopicParameters,
-        answer=pledges.TopicRemoved,
-        errors=(UnknownTopic,),
-    ),
-)
-
 ROUTES: Final[tuple[Route, ...]] = (*CLUSTER, *QUEUES, *WRITING, *READING, *CHANNELS, *PLEDGES)
-ALWAYS: Final[Errors] = (InvalidRequest,)

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Final
 from avow.peer.access import load_tokens
 from avow.peer.channels import handlers as channel_handlers
 from avow.peer.channels.channels import Channels
+from avow.peer.channels.origins import Origins
 from avow.peer.channels.webchannel_http import WebChannels
 from avow.peer.http import (
     handlers_cluster,
+    handlers_life,
     handlers_queues,
     handlers_reading,
     handlers_subscribers,
@@ -28,6 +30,7 @@ from avow.peer.http import (
     handlers_writing,
 )
 from avow.peer.http.api import Api, Handler
+from avow.peer.http.cors import Cors, read_origins
 from avow.peer.http.listener import Listener, Patience
 from avow.peer.metrics import Metrics
 from avow.peer.pledges import handlers as pledge_handlers
@@ -45,6 +48,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "metrics": handlers_cluster.metrics,
     "openapi": handlers_cluster.openapi,
     "cluster": handlers_cluster.cluster,
+    "show_me": handlers_cluster.show_me,
     "list_peers": handlers_cluster.list_peers,
     "join_peer": handlers_cluster.join_peer,
     "remove_peer": handlers_cluster.remove_peer,
@@ -61,6 +65,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "discard": handlers_transactions.discard,
     "read": handlers_reading.read,
     "read_one": handlers_reading.read_one,
+    "show_life": handlers_life.show_life,
     "list_subscribers": handlers_subscribers.list_subscribers,
     "show_subscriber": handlers_subscribers.show_subscriber,
     "move_cursor": handlers_subscribers.move_cursor,
@@ -110,14 +115,20 @@ class HttpServer:
             patience=patience,
         )
         self.api.listener = self.listener
+        cors = self.api.cors = Cors(read_origins(settings.cors_origins), self._apis)
         self.channels = Channels(peer, channels_max=settings.channels_max, window_s=settings.channel_window_s)
         self.api.channels = self.channels
-        self.api.webchannels = self._webchannels = WebChannels(partial(channel_handlers.open_user, self.api))
+        self.api.webchannels = self._webchannels = WebChannels(
+            partial(channel_handlers.open_user, self.api), origins=Origins(allows=cors.allows)
+        )
         self.pledges = self.api.pledges = Pledges(peer, settings)
         self.api.dtm = DtmHttp(self.api, self.pledges)
         self._grpc = DtmGrpc(self.api.dtm.dtm, self.api.tokens, self.pledges.figures) if settings.grpc_listen else None
         self._settings = settings
         self.api.metrics = Metrics(peer, self.listener.statistics, self.channels.statistics, self.pledges.statistics)
+
+    def _apis(self) -> list[str]:
+        return [info.api for info in self.api.node.metadata.state.peers.by_number.values()]
 
     async def start(self) -> tuple[str, int]:
         await self.pledges.start()

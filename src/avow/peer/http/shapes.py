@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from avow import limits
+from avow.peer.access import QueueRight
 from avow.queue.commands import Strategy
 
 ChannelRole: TypeAlias = Literal["producer", "subscriber", "reader", "observer"]
@@ -112,11 +113,26 @@ class MessageParameters(QueueParameters, frozen=True, kw_only=True):
     version: Annotated[int, Meta(ge=1, le=1 << 62)]
 
 
+class LifeParameters(MessageParameters, frozen=True, kw_only=True):
+    """`redirect`: to the lane's coordinator, which knows most."""
+
+    redirect: bool = False
+
+
 # ---------------------------------------------------------------------- cluster
 
 
 class Health(Struct, frozen=True):
     status: Literal["alive", "ready"]
+
+
+class Me(Struct, frozen=True):
+    """`token`: this peer asks for one. `rights`: patterns of queue names; each that fits a name adds its rights."""
+
+    name: str
+    token: bool
+    admin: bool
+    rights: dict[str, list[QueueRight]]
 
 
 class Peer(Struct, frozen=True):
@@ -153,9 +169,10 @@ class Leaving(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """One peer's view of the cluster."""
+    """One peer's view of the cluster. `version`: of the software that this peer runs."""
 
     cluster: str
+    version: str
     peer: int
     incarnation: int
     peers: list[dict[str, Any]]
@@ -306,6 +323,38 @@ class Message(Struct, frozen=True, omit_defaults=True):
 class NamedMessage(Message, frozen=True, omit_defaults=True, kw_only=True):
     committed: bool
     stored_by: list[int]
+
+
+class StoredAt(Struct, frozen=True):
+    """`stored` null: this peer does not know."""
+
+    peer: int
+    stored: bool | None
+
+
+class Reader(Struct, frozen=True):
+    """A subscriber and its cursor in the message's lane; `read`: the cursor has reached the message."""
+
+    name: str
+    cursor: int
+    read: bool
+
+
+class Life(Struct, frozen=True):
+    """What `peer` knows of a message. `coordinator` is null when none is heard, and in pub-sub, where `owner` wrote."""
+
+    queue: str
+    lane: int
+    version: int
+    peer: int
+    created_ms: int
+    coordinator: int | None
+    owner: int | None
+    committed: bool
+    visible: bool
+    stored: list[StoredAt]
+    subscribers: list[Reader]
+    message: NamedMessage
 
 
 # ---------------------------------------------------------------------- subscribers
