@@ -6,7 +6,9 @@ Figures with a disk in them are ratios within the same run (see each module). Na
 `channel` alone is its throughput; what it does under faults has commands of its own: `python -m benchmarks channel
 resets`, `... channel withheld`. `pledges` takes options too: `... pledges --seconds 10 --rounds 5`; what a dead
 endpoint does to others is `... pledges stuck`. `spark` (reading) and `spark-write` need Java; they take `--rounds` and
-`--peers`, and how much there is to read (`--messages`, `--lanes`) or to write (`--rows`).
+`--peers`, and how much there is to read (`--messages`, `--lanes`) or to write (`--rows`). `spark-latency` is the age of
+a message when its row is readable, `spark-archive` reads ten million back from table and queue, `spark-plot` draws what
+they wrote with `--json FILE`. The last two run only when they are named.
 """
 
 from __future__ import annotations
@@ -17,7 +19,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import against, channel, decode, pledges, pledges_stuck, simulator, spark_read, spark_write, storage
+from benchmarks import (
+    against,
+    channel,
+    decode,
+    pledges,
+    pledges_stuck,
+    simulator,
+    spark_archive,
+    spark_latency,
+    spark_plot,
+    spark_read,
+    spark_write,
+    storage,
+)
 
 PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "decode": decode.main,
@@ -27,6 +42,14 @@ PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "pledges": pledges.throughput,
     "spark": spark_read.main,
     "spark-write": spark_write.main,
+    "spark-latency": spark_latency.main,
+}
+SPARKS: dict[str, Callable[[list[str]], dict[str, object]]] = {
+    "spark": spark_read.main,
+    "spark-write": spark_write.main,
+    "spark-latency": spark_latency.main,
+    "spark-archive": spark_archive.main,
+    "spark-plot": spark_plot.main,
 }
 
 
@@ -34,8 +57,6 @@ AGAINST = "against"
 CHANNEL = "channel"
 PLEDGES = "pledges"
 STUCK = "stuck"
-SPARK = "spark"
-SPARK_WRITE = "spark-write"
 
 
 def main(names: list[str]) -> int:
@@ -47,10 +68,8 @@ def main(names: list[str]) -> int:
         return pledges_stuck.main(names[2:])
     if names[:1] == [PLEDGES] and len(names) > 1 and names[1] not in PARTS:
         return pledges.main(names[1:])
-    if names[:1] == [SPARK] and len(names) > 1 and names[1] not in PARTS:
-        return 0 if spark_read.main(names[1:])["held"] else 1
-    if names[:1] == [SPARK_WRITE] and len(names) > 1 and names[1] not in PARTS:
-        return 0 if spark_write.main(names[1:])["held"] else 1
+    if names and names[0] in SPARKS and not all(name in PARTS for name in names):
+        return 0 if SPARKS[names[0]](names[1:])["held"] else 1
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         print(f"bench: there is no part {unknown[0]!r}; there are {', '.join([*PARTS, AGAINST])}", file=sys.stderr)

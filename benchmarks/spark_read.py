@@ -36,6 +36,7 @@ from avow.spark.reading import BatchReader
 from avow.spark.session import session
 from avow.spark.source import AvowSource, arrow_schema
 from avow.testing.cluster import LocalCluster
+from benchmarks import spark_results
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,6 +130,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, object]:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--peers", type=int, default=3)
+    spark_results.add_flag(parser)
     asked = parser.parse_args(list(arguments))
     # Tasks import the tuple source from here, wherever they are started.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
@@ -140,7 +142,9 @@ def main(arguments: Sequence[str] = ()) -> dict[str, object]:
             medians = measure(spark, cluster.addresses, messages=asked.messages, rounds=asked.rounds, lanes=asked.lanes)
         finally:
             spark.stop()
-    return told(medians)
+    figures = told(medians)
+    spark_results.add(asked.json, "spark", figures)
+    return figures
 
 
 def told(medians: dict[str, float]) -> dict[str, object]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from avow.client.blocking import connect_blocking
 from avow.spark.session import session
 from avow.testing.cluster import LocalCluster
+from benchmarks import spark_results
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,9 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     finally:
         spark.stop()
         shutil.rmtree(folder)
-    return _told(rates, peers=options.peers)
+    figures = _told(rates, peers=options.peers)
+    spark_results.add(options.json, "spark-write", figures)
+    return figures
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -61,6 +64,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--peers", type=int, default=1)
+    spark_results.add_flag(parser)
     return parser.parse_args(arguments)
 
 

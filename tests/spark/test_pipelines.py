@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.spark_archive import run as run_archive
 from pyspark.sql import SparkSession
 
 from avow.client.blocking import BlockingClient, connect_blocking
@@ -91,6 +92,13 @@ def fill(client: BlockingClient, queue: str, start: int, end: int) -> None:
     for lane in (0, 1):
         texts = [b"%d-%d" % (lane, number) for number in range(start, end)]
         client.queue(queue).enqueue_many(texts, lane=lane, headers=[{"n": b"1"}] * len(texts))
+
+
+def test_a_hundred_thousand_messages_are_archived_trimmed_and_read_back_each_version_once_in_order(
+    spark: SparkSession, peer: LocalCluster, tmp_path: Path
+) -> None:
+    done = run_archive(spark, peer.addresses, tmp_path, messages=100_000, lanes=2, batch_rows=40_000)
+    assert done.clean, done.books
 
 
 def test_an_archive_is_trimmed_and_read_back_whole_though_batches_and_its_checkpoint_are_lost(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from avow.cli.options import JsonOption
+from avow.cli.options import CaOption, JsonOption, TimeoutOption, TokenOption
 from avow.cli.show import OK, REFUSED, USAGE, console, duration_text, number, plain, print_json, table
 from avow.errors import AvowError, InvalidRequest
 
@@ -31,7 +31,13 @@ CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", metavar="DIR", help="Instead of the folder that the file names.")
 ]
 MetricsOption = Annotated[
-    int | None, typer.Option("--metrics-port", min=0, max=65_535, metavar="N", help="Serve /metrics for Prometheus.")
+    int | None, typer.Option("--metrics-port", min=1, max=65_535, metavar="N", help="Serve /metrics for Prometheus.")
+]
+ReportedOption = Annotated[
+    str,
+    typer.Option(
+        "--api", envvar="AVOW_API", metavar="URL,...", help="Peers of the cluster they report to.", show_default=False
+    ),
 ]
 
 RUN_HELP: Final = """Run a pipeline until it is stopped, or with --once until there is nothing left to do.
@@ -49,14 +55,16 @@ def run(
     master: MasterOption = "",
     checkpoint: CheckpointOption = "",
     metrics_port: MetricsOption = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Tell no queue how it is doing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     from avow.cli.pipeline_view import shown, tell_end
 
     try:
         if _kind(file) == "audit":
-            _audit(file, master=master, as_json=as_json)
+            _audit(file, master=master, report=not no_report, as_json=as_json)
         spec = _changed(_read(file), master=master, checkpoint=checkpoint, again=again)
+        spec = msgspec.structs.replace(spec, report="") if no_report else spec
     except AvowError as error:
         sys.stderr.write(f"avow: {error.code}: {error}\n")
         raise typer.Exit(USAGE) from error
@@ -72,10 +80,25 @@ def run(
 
 @app.command("list")
 def list_pipelines(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the files are.")] = Path("."),
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Where the files are; this one, without --api.")
+    ] = None,
+    api: ReportedOption = "",
+    token: TokenOption = "",
+    ca: CaOption = "",
+    timeout_s: TimeoutOption = 10.0,
     as_json: JsonOption = False,
 ) -> None:
-    """List the pipelines of a folder (*.toml), and what became of each."""
+    """List the pipelines of a folder (*.toml), or with --api those that report to a cluster; and how each is doing."""
+    if folder is None and api:
+        from avow.cli.pipeline_reports import list_reported
+
+        list_reported(api, token=token, ca=ca, timeout_s=timeout_s, as_json=as_json)
+        return
+    _list_folder(folder or Path(), as_json=as_json)
+
+
+def _list_folder(folder: Path, *, as_json: bool) -> None:
     if not folder.is_dir():
         raise InvalidRequest(f"{folder} is no folder; nothing was read")
     found = [_listed(path) for path in sorted(folder.glob("*.toml"))]
@@ -187,13 +210,13 @@ def _state(status: Status) -> str:
 # ---------------------------------------------------------------------- audits
 
 
-def _audit(file: Path, *, master: str, as_json: bool) -> None:
+def _audit(file: Path, *, master: str, report: bool, as_json: bool) -> None:
     """Ends the command: an audit is a question with an answer, and has no checkpoint."""
     from avow.spark.pipelines.auditing import run_audit
 
-    report = run_audit(file, master=master)
-    print_json(report) if as_json else typer.echo(report.text())
-    raise typer.Exit(report.exit_code if report.exit_code in (OK, REFUSED) else USAGE)
+    found = run_audit(file, master=master, report=report)
+    print_json(found) if as_json else typer.echo(found.text())
+    raise typer.Exit(found.exit_code if found.exit_code in (OK, REFUSED) else USAGE)
 
 
 def _show_audit(file: Path, *, as_json: bool) -> None:

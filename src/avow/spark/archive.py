@@ -88,17 +88,22 @@ class Archive:
     def _file_parts(self, versions: LaneRange) -> Iterator[ArchivePart]:
         group: list[str] = []
         size = 0
-        for fragment in self._dataset.get_fragments(filter=_of_lane(versions.queue, versions.lane)):
-            kept = fragment.subset(filter=_of_range(versions), schema=self._dataset.schema)
-            if not kept.row_groups:
-                continue
-            group.append(fragment.path)
-            size += sum(rows.total_byte_size for rows in kept.row_groups)
+        for _, path, size_bytes in sorted(self._kept(versions)):  # by version: names of files are random
+            group.append(path)
+            size += size_bytes
             if size >= _GROUP_SIZE_BYTES:
                 yield ArchivePart(versions, folder=self._folder, files=group)
                 group, size = [], 0
         if group:
             yield ArchivePart(versions, folder=self._folder, files=group)
+
+    def _kept(self, versions: LaneRange) -> Iterator[tuple[int, str, int]]:
+        """(first version, path, bytes) of each file that has any of them, from its footer."""
+        for fragment in self._dataset.get_fragments(filter=_of_lane(versions.queue, versions.lane)):
+            kept = fragment.subset(filter=_of_range(versions), schema=self._dataset.schema)
+            if kept.row_groups:
+                first = min(rows.statistics["offset"]["min"] for rows in kept.row_groups)
+                yield first, fragment.path, sum(rows.total_byte_size for rows in kept.row_groups)
 
     @cached_property
     def _dataset(self) -> Any:

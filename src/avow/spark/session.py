@@ -6,6 +6,7 @@ What is set, and why:
     JAVA_HOME                a Java that Spark runs on, found before Spark looks for one
     checkpoints              Spark's default manager starts a process for each file; renaming is enough on a local disk
     Arrow                    on, also for rows that leave for pandas
+    daemon                   workers start sooner and do not look for garbage in what was imported; see `daemon`
     UI                       off: it takes a port and a second of every start
     Arrow's checks           off in the JVM: each access to a value checks its bounds and its null otherwise, a tenth of
                              what a read costs; Spark checks for nulls itself
@@ -32,7 +33,9 @@ CHECKPOINT_MANAGER: Final = (
 
 ARROW_UNCHECKED: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
+DAEMON: Final = "avow.spark.daemon"
 SETTINGS: Final[Mapping[str, str]] = {
+    "spark.python.daemon.module": DAEMON,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",

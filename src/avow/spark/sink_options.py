@@ -23,7 +23,7 @@ from avow.errors import InvalidRequest
 
 STAGE_DEADLINE_S: Final = 3600.0
 APP_ID_BYTES_MAX: Final = 150  # a transaction's name has a little more beside it
-_NAMES: Final = ("servers", "token", "ca", "topic", "txnAppId", "txnVersion", "stageDeadline")
+NAMES: Final = ("servers", "token", "ca", "topic", "txnAppId", "txnVersion", "stageDeadline")
 _OF_BATCHES: Final = ("txnAppId", "txnVersion")
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})  # Spark hands a stream's own options on
 
@@ -41,10 +41,10 @@ class SinkOptions(Struct, frozen=True):
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Raises InvalidRequest that names the option; nothing was written then."""
-    named = {name.lower(): name for name in _NAMES}
+    named = {name.lower(): name for name in NAMES}
     if unknown := sorted(name for name in given if name.lower() not in named.keys() | _OF_SPARK):
         raise InvalidRequest(
-            f"a write to avow has no option {', '.join(unknown)}; it has {', '.join(_NAMES)}. Nothing was written"
+            f"a write to avow has no option {', '.join(unknown)}; it has {', '.join(NAMES)}. Nothing was written"
         )
     found = {named[name.lower()]: value.strip() for name, value in given.items() if name.lower() in named}
     if streaming and (wrong := [name for name in _OF_BATCHES if name in found]):

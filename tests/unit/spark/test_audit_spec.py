@@ -15,6 +15,9 @@ from avow.errors import InvalidRequest
 from avow.spark.pipelines.audit_inputs import PAGE_ROWS, barrier_query, query_rows
 from avow.spark.pipelines.audit_report import Finding, Report, StageCount
 from avow.spark.pipelines.audit_spec import AuditSpec, BarrierInput, id_expression
+from avow.spark.pipelines.auditing import ended_status, reports_at
+from avow.spark.pipelines.spec import Cluster
+from avow.spark.pipelines.status import Status
 
 FILE = """
 kind = "audit"
@@ -147,3 +150,19 @@ def test_a_report_lists_the_first_ids_of_each_finding() -> None:
         "The books do not close: 12 lost, 1 undecided.",
     ]
     assert msgspec.json.decode(msgspec.json.encode(made), type=Report) == made
+
+
+def test_an_audit_reports_to_the_cluster_it_asks_and_says_failed_when_the_books_do_not_close() -> None:
+    tables = {"business": {"database": "sqlite:a", "query": "q"}, "table": {"url": "delta:t", "id": "i"}}
+    assert reports_at(AuditSpec.from_table(tables)) is None
+    assert reports_at(AuditSpec.from_table({**tables, "servers": "http://a:1"})) == Cluster(servers="http://a:1")
+    queue = {**tables, "queue": {"name": "orders", "servers": "http://b:1", "token": "t"}}
+    assert reports_at(AuditSpec.from_table(queue)) == Cluster(servers="http://b:1", token="t")
+
+    stages = (StageCount("queue", "orders", 3, 3), StageCount("table", "delta", 2, 2))
+    begun = Status(name="books", kind="audit", state="running")
+    ended = ended_status(begun, Report("books", stages, {}, (), duration_s=0.5))
+    assert (ended.state, ended.error, ended.counts.rows, ended.counts.rows_per_s) == ("done", "", 5, 10.0)
+    lost = Finding("lost", "table", "rows", 1, ("7",))
+    ended = ended_status(begun, Report("books", stages, {}, (lost,)))
+    assert (ended.state, ended.error) == ("failed", "The books do not close: 1 lost.")

@@ -20,7 +20,7 @@ def documented(heading: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("heading", "names"),
-    [("Options of the source", options.NAMES), ("Options of the sink", sink_options._NAMES)],
+    [("Options of the source", options.NAMES), ("Options of the sink", sink_options.NAMES)],
 )
 def test_the_documentation_names_exactly_the_options_there_are(heading: str, names: tuple[str, ...]) -> None:
     assert documented(heading) == set(names)

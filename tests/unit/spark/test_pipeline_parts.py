@@ -129,6 +129,14 @@ def test_a_status_tells_whether_its_run_lives(tmp_path: Path) -> None:
             "ClassNotFoundException: no avow",
         ),
         ("all is lost", "RuntimeError: all is lost"),
+        (
+            (
+                "[STREAM_FAILED] Query [id = a] terminated with exception: [CAST_INVALID_INPUT] The value 'x' of"
+                ' type "STRING" cannot be cast. SQLSTATE: 22018\n== SQL (line 1) ==\nSELECT x\n SQLSTATE: XXKST\n'
+                "=== Streaming Query ===\nIdentifier: fail [id = a]\nCurrent State: ACTIVE"
+            ),
+            "[CAST_INVALID_INPUT] The value 'x' of type \"STRING\" cannot be cast",
+        ),
     ],
 )
 def test_the_cause_of_a_failure_is_one_line(text: str, said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from avow.errors import InvalidRequest
 from avow.spark.pipelines.row_function import load_function
 from avow.spark.pipelines.shaping import check_result
 from avow.spark.pipelines.sources import stream_options
-from avow.spark.pipelines.spec import LOCAL_SERVERS, ArchiveSpec, ReplaySpec, TransformSpec, read_spec
+from avow.spark.pipelines.spec import LOCAL_SERVERS, ArchiveSpec, ReplaySpec, TransformSpec, parse_spec, read_spec
 
 ARCHIVE = """
 kind = "archive"
@@ -172,3 +173,24 @@ def test_a_function_is_loaded_from_beside_the_file(tmp_path: Path) -> None:
     for name, said in (("prices_of_test:number", "no function"), ("prices_of_test:x", "x"), ("no_such:x", "no_such")):
         with pytest.raises(InvalidRequest, match=said):
             load_function(name, str(tmp_path))
+
+
+def test_a_pipeline_reports_where_it_knows_a_cluster_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    of_queue: dict[str, Any] = {"kind": "archive", "table": "delta:t", "source": {"queue": "orders"}}
+    of_tables: dict[str, Any] = {
+        "kind": "transform",
+        "sql": "select * from source",
+        "source": {"table": "delta:a"},
+        "sink": {"table": "delta:b"},
+    }
+
+    def where(found: dict[str, Any], **more: Any) -> str | None:
+        spec = parse_spec({**found, **more}, file=tmp_path / "x.toml", environment={})
+        return spec.report if spec.reports_at is not None else None
+
+    assert where(of_queue) == where(of_tables, servers="http://a:1") == "avow.pipelines"
+    assert where(of_queue, report="elsewhere") == "elsewhere"
+    assert where(of_tables) is None
+    assert where(of_queue, report="") is None
+    with pytest.raises(InvalidRequest, match="report: is a text"):
+        where(of_queue, report=3)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from avow.cli.prove_spark import print_verdict
-from avow.testing.prove_spark.campaign import STEPS_AIMED, Aim, Books, Run, Verdict, aims, books_of
+from avow.testing.prove_spark.aims import STEPS_AIMED, Aim, Run, aims, dealt
+from avow.testing.prove_spark.campaign import Books, Verdict, books_of
 from avow.testing.prove_spark.watching import DeltaTarget, Step, Traces, Watch, step_of
 
 
@@ -33,8 +35,10 @@ def test_a_query_is_followed_from_batch_to_batch(tmp_path: Path) -> None:
     watch = Watch(checkpoint, DeltaTarget(table))
     watch.begin()
     assert watch.look() == "idle"
+    assert not watch.moved
     (checkpoint / "offsets" / "0").touch()
     assert watch.look() == "planned"
+    assert watch.moved
     (table / "a.parquet").touch()
     assert watch.look() == "staging"
     (table / "b.parquet").touch()
@@ -74,6 +78,15 @@ def test_fifty_runs_aim_at_every_step_of_both_targets_and_at_workers() -> None:
     assert {aim.victim for aim in made if aim.on_cluster} == {"driver", "worker"}
     assert not any(aim.on_cluster for aim in aims(50, seed=1, cluster_every=0))
     assert aims(50, seed=1, cluster_every=10) == made
+
+
+def test_every_aim_is_dealt_to_one_bench_and_those_of_the_cluster_to_the_same() -> None:
+    plan = aims(50, seed=1, cluster_every=10)
+    first, second = dealt(plan, 2)
+    assert Counter(first + second) == Counter(plan)
+    assert [aim.on_cluster for aim in first] == [True] * 5 + [False] * (len(first) - 5)
+    assert not any(aim.on_cluster for aim in second)
+    assert dealt(plan[:3], 1) == [plan[:3]]
 
 
 @pytest.mark.parametrize(("doubled", "said"), [([], "All promises held."), (["17"], "doubled in the table: 17")])

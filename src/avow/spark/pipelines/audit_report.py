@@ -72,9 +72,10 @@ class Report(Struct, frozen=True):
             yield from (f"    {text}" for text in finding.ids)
             if finding.count > len(finding.ids):
                 yield f"    and {finding.count - len(finding.ids):,} more"
-        yield self._verdict()
+        yield self.verdict
 
-    def _verdict(self) -> str:
+    @property
+    def verdict(self) -> str:
         if self.clean:
             return "The books are closed: nothing is lost, doubled, orphaned or undecided."
         counts = ", ".join(f"{self.count(kind):,} {kind}" for kind in KINDS if self.count(kind))

@@ -4,6 +4,7 @@
     servers = "http://127.0.0.1:7401"                 of pledges and queue, unless they name others
     show = 20                                         how many ids of each finding
     patience_s = 30                                   look again for so long while something is found
+    report = "avow.pipelines"                         the queue that is told how it ended; empty: none is
 
     [business]
     database = "postgresql://shop@db/shop"            or sqlite:PATH, mysql://...
@@ -38,6 +39,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from avow.errors import InvalidRequest
+from avow.limits import PIPELINES_QUEUE
 from avow.spark.pipelines.audit_rules import STAGES, Stage
 
 IDS_SHOWN: Final = 20
@@ -99,6 +101,7 @@ class AuditSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ca: str | None = None
     show: int = IDS_SHOWN
     patience_s: float = 0.0
+    report: str = PIPELINES_QUEUE
     business: BusinessInput | None = None
     barrier: BarrierInput | None = None
     pledges: PledgesInput | None = None

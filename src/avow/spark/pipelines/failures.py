@@ -18,7 +18,16 @@ _RAISED: Final = re.compile(
     r"^(?:Caused by|\s)*:?\s*(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt|Exit|[A-Z]\w+)): (.+)$"
 )
 _AVOWS: Final = re.compile(r"(?:^|\s)avow\.errors\.(\w+): (.+)$")
-_NOISE: Final = ("Py4JJavaError", "PySparkRuntimeError", "PythonException", "SparkException", "StreamingQueryException")
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ((?:(?!\[[A-Z][A-Z0-9_.]+\] ).)+?)(?: SQLSTATE: \w+)?$")
+_NOISE: Final = (
+    "Py4JJavaError",
+    "PySparkRuntimeError",
+    "PythonException",
+    "SQLSTATE",
+    "SparkException",
+    "StreamingQueryException",
+)
+_PLAN: Final = "=== Streaming Query ==="  # and what follows it: offsets and plans, no reason
 
 
 class PipelineFailed(AvowError):
@@ -42,17 +51,18 @@ def failed(name: str, error: BaseException) -> PipelineFailed:
 
 
 def cause_of(error: BaseException) -> str:
-    """One line. Ours if there is one, else the last line of a trace that is not a wrapper's."""
+    """One line: ours if there is one, else what a Python trace ends with, else the last condition that Spark names."""
     if isinstance(error, AvowError):
         return _short(str(error))
-    text = str(error)
-    lines = text.splitlines()
+    lines = str(error).partition(_PLAN)[0].splitlines()
     for line in lines:
         if found := _AVOWS.search(line):
             return _short(found[2])
     raised = [found for line in lines if (found := _RAISED.match(line)) and found[1] not in _NOISE]
     if raised:
         return _short(f"{raised[0][1]}: {raised[0][2]}")
+    if conditions := [found for line in lines if (found := _CONDITION.search(line))]:
+        return _short(f"[{conditions[-1][1]}] {conditions[-1][2]}")
     first = next((line.strip() for line in lines if line.strip()), "")
     return _short(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 

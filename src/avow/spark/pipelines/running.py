@@ -30,6 +30,7 @@ from avow.spark.pipelines.archiving import archive
 from avow.spark.pipelines.failures import PipelineFailed, cause_of, failed
 from avow.spark.pipelines.pipeline import PATIENCE_S, JobPipeline, Pipeline
 from avow.spark.pipelines.replaying import replay
+from avow.spark.pipelines.reporting import Reporter, reported
 from avow.spark.pipelines.sources import check_cluster
 from avow.spark.pipelines.spec import ArchiveSpec, ReplaySpec, Spec, kind_of
 from avow.spark.pipelines.status import Status, locked, read_status, write_failure, write_status
@@ -89,6 +90,7 @@ def run(spec: Spec, options: Options, tell: Tell) -> Ended:
 class _Run:
     def __init__(self, spec: Spec, options: Options, tell: Tell) -> None:
         self._spec, self._options, self._tell = spec, options, tell
+        self._reporter: Reporter | None = None
         before = read_status(spec.checkpoint, name=spec.name, kind=kind_of(spec))
         self._status = replace(
             Status(name=spec.name, kind=kind_of(spec)),
@@ -99,7 +101,10 @@ class _Run:
         )
 
     def run(self) -> Ended:
-        with metrics.served(self._options.metrics_port, lambda: self._status):
+        with (
+            reported(self._spec.reports_at, self._spec.report) as self._reporter,
+            metrics.served(self._options.metrics_port, lambda: self._status),
+        ):
             self._note(self._status)
             spark = self._session()
             try:
@@ -182,12 +187,17 @@ class _Run:
         counts = pipeline.counts()
         when = time.time() if counts.batches > self._status.counts.batches else self._status.last_batch_s
         self._status = replace(self._status, counts=counts, last_batch_s=when)
-        self._tell(self._status)
+        self._say(self._status)
 
     def _note(self, status: Status) -> None:
         self._status = status
         write_status(self._spec.checkpoint, status)
+        self._say(status)
+
+    def _say(self, status: Status) -> None:
         self._tell(status)
+        if self._reporter is not None:
+            self._reporter.tell(status)
 
     def _ended(self, state: str, *, error: str = "", trace: str = "") -> Status:
         self._note(replace(self._status, state=state, error=error, trace=trace))

@@ -5,6 +5,7 @@
     servers = "http://127.0.0.1:7401"      AVOW_API, else the peers of `avow up`; token and ca likewise
     checkpoint = "orders.checkpoint"       a folder; relative ones begin at the file
     every = "10 seconds"                   how often a stream makes a batch
+    report = "avow.pipelines"              the queue that is told how it is doing; empty: none is
     [spark]   master, log, config          what the session is made with
     [source]  queue | queues | pattern | table, start, archive, headers, batch_rows, subscriber, lost
     [sink]    queue | table, partition_by
@@ -24,6 +25,7 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 
 from avow.errors import AvowError, InvalidRequest
+from avow.limits import PIPELINES_QUEUE
 from avow.spark.pipelines.sections import Mistakes, Section
 from avow.spark.tables.address import Kind, parse
 
@@ -69,7 +71,7 @@ class Sink(Struct, frozen=True, kw_only=True):
 
 
 class Common(Struct, frozen=True, kw_only=True):
-    """`folder` is where modules of one's own are looked for."""
+    """`folder` is where modules of one's own are looked for; `report` the queue that is told how it is doing."""
 
     name: str
     checkpoint: str
@@ -78,6 +80,14 @@ class Common(Struct, frozen=True, kw_only=True):
     spark: SparkSettings = SparkSettings()
     every: str = ""
     folder: str = ""
+    report: str = PIPELINES_QUEUE
+
+    @property
+    def reports_at(self) -> Cluster | None:
+        """The cluster that hears how it is doing. One is known when it is used, or named; None: nobody hears."""
+        used = bool(self.source.queues or self.source.pattern or getattr(self, "dead_letters", ""))
+        used = used or bool(getattr(self, "sink", Sink()).queue)
+        return self.cluster if self.report and (used or self.cluster.servers != LOCAL_SERVERS) else None
 
 
 class ArchiveSpec(Common, frozen=True, kw_only=True, tag_field="kind", tag="archive"):
@@ -157,7 +167,13 @@ def _common(top: Section, file: Path, environment: Mapping[str, str]) -> dict[st
             ca=top.text("ca", environment.get("AVOW_CA", "")),
         ),
         "spark": read_spark(top.section("spark")),
+        "report": read_report(top),
     }
+
+
+def read_report(top: Section) -> str:
+    """Empty is an answer here: nobody is told."""
+    return "" if top.value("report") == "" else top.text("report", PIPELINES_QUEUE)
 
 
 def read_spark(section: Section) -> SparkSettings:

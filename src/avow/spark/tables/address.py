@@ -24,6 +24,7 @@ DELTA_LOG = "_delta_log"
 PARQUET_NOTE = os.path.join("_avow", "table.json")
 FORMS = "delta:PATH, parquet:PATH, or postgresql://user@host:port/db?table=schema.name"
 COMPRESSIONS = ("zstd", "snappy", "none")
+COMPACT_EVERY_MAX = 1_000_000
 
 
 class Kind(StrEnum):
@@ -33,13 +34,15 @@ class Kind(StrEnum):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """`place` is a folder, or a database's URL; `schema` and `table` are a database's only."""
+    """`place` is a folder, or a database's URL; `schema` and `table` are a database's only. `compact_every`: commits
+    of a Delta table; 0 never, None as the table itself says."""
 
     kind: Kind
     place: str
     schema: str = ""
     table: str = ""
     compression: str = "zstd"
+    compact_every: int | None = None
 
 
 def parse(url: str, options: Mapping[str, str] | None = None) -> Address:
@@ -48,11 +51,20 @@ def parse(url: str, options: Mapping[str, str] | None = None) -> Address:
     if scheme in ("postgresql", "postgres"):
         _known(options, ())
         return _database(url)
-    compression = _known(options, ("compression",)).get("compression", "zstd")
+    known = _known(options, ("compact", "compression") if scheme == Kind.DELTA else ("compression",))
+    compression = known.get("compression", "zstd")
     if compression not in COMPRESSIONS:
         raise _wrong(f"the option compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
     kind, folder = _folder(url, scheme=scheme, rest=rest)
-    return Address(kind, folder, compression=compression)
+    return Address(kind, folder, compression=compression, compact_every=_commits(known.get("compact")))
+
+
+def _commits(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) > COMPACT_EVERY_MAX:
+        raise _wrong(f"the option compact is a number of commits up to {COMPACT_EVERY_MAX:,}, or 0, not {text!r}")
+    return int(text)
 
 
 def _folder(url: str, *, scheme: str, rest: str) -> tuple[Kind, str]:

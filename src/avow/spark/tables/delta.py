@@ -15,21 +15,25 @@ app_id (a driver thought dead) or changed the schema: we look again, and find th
 Leftovers are what a full vacuum removes. They look like the files of a batch that is being written, so only files
 older than any batch can take may go: `clean(older_than_s=...)`, a day by default. deltalake does not sync the log; we
 do, for a queue may be trimmed after a commit.
+
+Opening a table costs what its log has since the last checkpoint, and with every batch it is opened: so tables made here
+have a checkpoint every ten commits (deltalake's default is a hundred), and small files are put together every now and
+then (`compacting`). A table that somebody else made is left as it is, unless the option `compact` asks for it.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec.json import Encoder
-
-from avow.errors import InvalidRequest, NotInstalled, Refused, Unknown
+from avow.errors import AvowError, InvalidRequest, NotInstalled, Refused, Unknown
 from avow.spark.tables import schemas
 from avow.spark.tables.address import DELTA_LOG, Address
+from avow.spark.tables.compacting import compact, stats_text
 from avow.spark.tables.files import sync_folder, write_files
 from avow.spark.tables.ranges import LANE, LANES, QUEUE, VERSION, Range
 from avow.spark.tables.store import Staged, check_name
@@ -38,14 +42,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
+LOG = logging.getLogger("avow.spark")
 COMMIT_ATTEMPTS = 10
-_encoder = Encoder(decimal_format="number")
+CHECKPOINT_EVERY = 10
+COMPACT_EVERY = 200
+COMPACT_KEY = "avow.compactEvery"
 READER_FEATURES = frozenset({"timestampNtz"})  # further ones mean that data files alone are not the rows
 
 
 class DeltaStore:
     def __init__(self, address: Address) -> None:
         self._folder, self._compression = address.place, address.compression
+        self._compact_every = address.compact_every
 
     def prepare(self, schema: pa.Schema, *, partition_by: Sequence[str] | None) -> list[str]:
         deltalake = _deltalake()
@@ -67,7 +75,19 @@ class DeltaStore:
             raise InvalidRequest(f"{self._folder} holds files and is no Delta table; nothing was changed")
         schemas.check_partitions(partition_by, schema)
         wanted = deltalake.Schema.from_arrow(schemas.normal(schema))
-        deltalake.DeltaTable.create(self._folder, schema=wanted, mode="ignore", partition_by=partition_by)
+        every = COMPACT_EVERY if self._compact_every is None else self._compact_every
+        settings: dict[str, str | None] = {
+            "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+            COMPACT_KEY: str(every),
+        }
+        deltalake.DeltaTable.create(
+            self._folder,
+            schema=wanted,
+            mode="ignore",
+            partition_by=partition_by,
+            configuration=settings,
+            raise_if_key_not_exists=False,
+        )
         self._sync_log(after=-1)
         sync_folder(self._folder)
         sync_folder(os.path.dirname(self._folder))
@@ -99,11 +119,28 @@ class DeltaStore:
             refusal = _add(table, staged, app_id=app_id, version=version)
             if refusal is None:
                 self._sync_log(after=table.version())
+                self._compact_if_due(table, version)
                 return True
         raise Unknown(
             f"batch {version} of {app_id} is not in {self._folder}: its log refused it {COMMIT_ATTEMPTS} times, "
             f"at last with: {refusal}. Write the batch again under the same name"
         )
+
+    def _compact_if_due(self, table: DeltaTable, version: int) -> None:
+        """Nothing that goes wrong here is a reason to fail a batch, which is in the table."""
+        every = self._compact_every
+        if every is None:
+            said = table.metadata().configuration.get(COMPACT_KEY, "")
+            every = int(said) if said.isdecimal() else 0
+        if not every or (version + 1) % every:
+            return
+        try:
+            self.compact()
+        except (AvowError, OSError, ValueError, _deltalake().exceptions.DeltaError) as failure:  # Arrow's are the third
+            LOG.warning("small files of %s were not put together, all rows are there: %s", self._folder, failure)
+
+    def compact(self) -> int:
+        return compact(self._open(), self._folder, self.schema(), compression=self._compression)
 
     def committed(self, app_id: str) -> int | None:
         if not _deltalake().DeltaTable.is_deltatable(self._folder):
@@ -161,11 +198,11 @@ class DeltaStore:
         return table
 
     def _sync_log(self, *, after: int) -> None:
-        """Entries behind version `after`, and checkpoints, which replace entries."""
+        """Entries and checkpoints behind version `after`, and what says which checkpoint is the last."""
         log = os.path.join(self._folder, DELTA_LOG)
         for name in os.listdir(log):
             number = name.partition(".")[0]
-            if not number.isdigit() or int(number) > after or "checkpoint" in name:
+            if not number.isdigit() or int(number) > after:
                 _sync_file(os.path.join(log, name))
         sync_folder(log)
 
@@ -195,14 +232,13 @@ def _add(table: DeltaTable, staged: Sequence[Staged], *, app_id: str, version: i
 
 
 def _action(each: Staged, *, now_ms: int) -> Any:
-    stats = _encoder.encode({"numRecords": each.rows, **each.stats}).decode()
     return _deltalake().transaction.AddAction(
         path=each.place,
         size=each.size_bytes,
         partition_values=each.values,
         modification_time=now_ms,
         data_change=True,
-        stats=stats,
+        stats=stats_text(each),
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from typing import IO, Any
 
@@ -48,7 +49,7 @@ class DataFiles:
         self._kept = pa.schema([field for field in schema if field.name not in partition_by])
         self._waiting: dict[Values, list[pa.Table]] = {}
         self._waiting_bytes = 0
-        self._open: dict[Values, _DataFile] = {}
+        self._open: dict[Values, DataFile] = {}
         self._done: list[Staged] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -82,16 +83,18 @@ class DataFiles:
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _new_file(self, values: Values) -> _DataFile:
-        texts = {name: _text(name, value) for name, value in zip(self._partition_by, values, strict=True)}
-        return _DataFile(self._folder, self._kept, values=texts, compression=self._compression)
+    def _new_file(self, values: Values) -> DataFile:
+        texts = {name: text_of(name, value) for name, value in zip(self._partition_by, values, strict=True)}
+        return DataFile(self._folder, self._kept, values=texts, compression=self._compression)
 
     def _close_files(self) -> None:
         self._done += [each.close() for each in self._open.values()]
         self._open.clear()
 
 
-class _DataFile:
+class DataFile:
+    """One file. `close` names it, `abandon` leaves it to nobody; one of them ends it."""
+
     def __init__(self, folder: str, schema: pa.Schema, *, values: dict[str, str | None], compression: str) -> None:
         self._folder, self._schema, self._values = folder, schema, values
         parts = [
@@ -121,7 +124,11 @@ class _DataFile:
         return Staged(self._name, self._rows, size_bytes, self._values, tuple(self._ranges), stats)
 
     def abandon(self) -> None:
-        self._file.close()
+        """The writer first: Arrow's would try to end its file when it is collected."""
+        if not self._file.closed:
+            with suppress(OSError, ValueError):
+                self._writer.close()
+            self._file.close()
 
 
 def write_files(
@@ -241,7 +248,7 @@ def _mask(rows: pa.Table, wanted: dict[str, Any]) -> Any:
     return mask
 
 
-def _text(name: str, value: Any) -> str | None:
+def text_of(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if value == "":

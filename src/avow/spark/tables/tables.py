@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from avow.errors import InvalidRequest
 from avow.spark.tables import ranges, schemas
 from avow.spark.tables.address import Address, Kind, parse
 from avow.spark.tables.opening import AnyStore, FolderStore, store_of
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from avow.spark.tables.delta import DeltaStore
+
 DAY_S = 86_400.0
 
 
 def open_table(url: str, *, options: Mapping[str, str] | None = None) -> Table:
-    """Options of Delta and Parquet: `compression` of new files (zstd, snappy, none). Nothing is opened or made yet."""
+    """Options of Delta and Parquet: `compression` of new files (zstd, snappy, none). Of Delta: `compact`, after how
+    many commits small files are put together (see `Table.compact`); 0 is never. Nothing is opened or made yet."""
     return Table(url, parse(url, options), options=options)
 
 
@@ -99,6 +103,14 @@ class Table:
     def clean(self, *, older_than_s: float = DAY_S) -> int:
         """Removes leftovers of failed attempts. `older_than_s` must be longer than any batch takes to be written."""
         return self._store.clean(older_than_s=older_than_s)
+
+    def compact(self) -> int:
+        """Puts small files of a Delta table together; answers how many files fewer there are. Readers and writers go on
+        meanwhile. A table made here does this by itself after every 200th commit, any other one if it is asked to by
+        the option `compact`."""
+        if self.address.kind is not Kind.DELTA:
+            raise InvalidRequest(f"{self.address.kind} tables are not compacted; nothing was changed")
+        return cast("DeltaStore", self._store).compact()
 
     def _prepare(self, df: DataFrame, partition_by: Sequence[str] | None) -> dict[str, str]:
         """Makes the table if need be, and answers Spark's options for writing to it."""

@@ -3,6 +3,8 @@
 The second task of a batch is slow the first time it is tried. So there is a time in which one task has staged and the
 other has not; and on a cluster Spark starts the slow one once more elsewhere, and one of the two is in vain. A query
 that fails, since a process that Spark runs Python in was killed, is started again from its checkpoint.
+
+With `--batches` it ends by itself after that many of each query: such a life is what a JVM learns its classes from.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+DRIVER: Final = "avow.testing.prove_spark.driver"
 SOURCE, SINK, TABLE = "lines", "copies", "table"
 BATCH_ROWS: Final = 60
 LOOK_S: Final = 0.2
 QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 SETTINGS: Final = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": QUICK,
+    JAVA_OPTIONS: QUICK,
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -41,9 +45,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for flag in ("--servers", "--folder"):
         parser.add_argument(flag, required=True)
+    parser.add_argument("--source", default=SOURCE)
+    parser.add_argument("--sink", default=SINK)
     parser.add_argument("--master", default="local[2,8]")
     parser.add_argument("--settings", default="{}", help="further ones of Spark's, as JSON")
     parser.add_argument("--slow-s", type=float, default=0.3)
+    parser.add_argument("--batches", type=int, default=0, help="of each query, then end; 0: never")
     parser.add_argument("--port", type=int, default=0, help="not used: it is told to every program")
     run(parser.parse_args())
 
@@ -53,25 +60,31 @@ def run(given: argparse.Namespace) -> None:
     spark = session("killed", master=given.master, config=config)
     spark.sparkContext.setLogLevel("ERROR")
     queries = {name: _start(spark, given, name) for name in (SINK, TABLE)}
-    while True:
+    while not given.batches or min(map(_done, queries.values())) < given.batches:
         time.sleep(LOOK_S)
         for name, query in queries.items():
             if not query.isActive:
                 sys.stderr.write(f"the query {name} failed and is started again: {str(query.exception())[:2_000]}\n")
                 sys.stderr.flush()
                 queries[name] = _start(spark, given, name)
+    spark.stop()
+
+
+def _done(query: StreamingQuery) -> int:
+    """Batches of this life of the query."""
+    return len(query.recentProgress)
 
 
 def _start(spark: SparkSession, given: argparse.Namespace, name: str) -> StreamingQuery:
     rows, folder = _rows(spark, given), Path(given.folder)
     if name == TABLE:
         return open_table(f"delta:{folder / TABLE}").write_stream(rows, checkpoint=str(folder / "to-table"))
-    writer = rows.writeStream.format("avow").option("servers", given.servers).option("topic", SINK)
+    writer = rows.writeStream.format("avow").option("servers", given.servers).option("topic", given.sink)
     return writer.option("checkpointLocation", str(folder / "to-queue")).start()
 
 
 def _rows(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
-    source = spark.readStream.format("avow").option("servers", given.servers).option("subscribe", SOURCE)
+    source = spark.readStream.format("avow").option("servers", given.servers).option("subscribe", given.source)
     source = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(BATCH_ROWS))
     rows = source.load().selectExpr("CAST(value AS STRING) AS value", "CAST(value AS STRING) AS key")
     slow_s = float(given.slow_s)

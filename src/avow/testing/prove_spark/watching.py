@@ -80,15 +80,19 @@ class Watch:
         self._checkpoint, self._target = checkpoint, target
         self._batch = -1
         self._before = Traces(0, 0)
+        self._begun: tuple[int, Traces | None] = (-1, None)
+        self.moved = False  # whether there was anything to see since `begin`
 
     def begin(self) -> None:
         """A driver is about to be started: what is there now was left by others."""
         self._batch = self.planned
         self._before = self._target.traces() or self._before
+        self._begun, self.moved = (self._batch, self._before), False
 
     def look(self) -> Step:
         planned, done = self.planned, self.done
         traces = self._target.traces()
+        self.moved = self.moved or (planned, traces or self._before) != self._begun
         if traces is None or planned <= done:
             self._batch, self._before = planned, traces or self._before
             return "idle"

@@ -1,0 +1,189 @@
+"""What pipelines report in a queue: every state, a sign of life each second, and never a reason to wait."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from http_peer import PeerProcess, serving, wait_until
+
+from avow.client.blocking import BlockingClient, connect_blocking
+from avow.limits import PIPELINES_QUEUE
+from avow.spark.pipelines.progress import Counts
+from avow.spark.pipelines.reporting import Report, Reporter
+from avow.spark.pipelines.reports import judged, read_reports
+from avow.spark.pipelines.spec import Cluster
+from avow.spark.pipelines.status import Status
+
+RIGHTS = {
+    "root": "admin = true",
+    "writer": f'rights = {{ "{PIPELINES_QUEUE}" = ["read", "write"] }}',
+    "other": 'rights = { "orders" = ["read", "write"] }',
+}
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerProcess]:
+    folder = tmp_path_factory.mktemp("peer")
+    tokens = folder / "tokens.toml"
+    tokens.write_text(
+        "".join(
+            f'[[token]]\nname = "{name}"\nsha256 = "{sha256(name.encode()).hexdigest()}"\n{rights}\n'
+            for name, rights in RIGHTS.items()
+        )
+    )
+    with serving(folder, tokens=tokens) as peer:
+        peer.token = "root"
+        wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
+        yield peer
+
+
+@pytest.fixture(scope="module")
+def client(peer: PeerProcess) -> Iterator[BlockingClient]:
+    with connect_blocking(peer.url, token="root") as made:
+        yield made
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"reports-{uuid4().hex}"
+
+
+def status(name: str, state: str, **more: Any) -> Status:
+    return Status(name=name, kind="archive", state=state, pid=7, started_s=5.0, **more)
+
+
+def told(client: BlockingClient, queue: str, name: str) -> list[dict[str, Any]]:
+    messages = [message for batch in client.queue(queue).read() for message in batch.messages()]
+    return [json.loads(message.value) for message in messages if message.key == name.encode()]
+
+
+def test_each_state_is_reported_once_and_in_order_and_the_last_word_is_there_at_the_end(
+    peer: PeerProcess, client: BlockingClient
+) -> None:
+    reporter = Reporter(Cluster(servers=peer.url, token="root"), PIPELINES_QUEUE)
+    counts = Counts(batches=2, rows=30, batch_rows=10, batch_s=0.5, rows_per_s=20.0, lag=3)
+    for state in ("starting", "running", "failed"):
+        reporter.tell(status("keep", state, counts=counts, error="why" if state == "failed" else ""))
+    reporter.close()
+    reporter.tell(status("keep", "too late"))
+    found = told(client, PIPELINES_QUEUE, "keep")
+    assert [one["state"] for one in found] == ["starting", "running", "failed"]
+    last = found[-1]
+    assert last.pop("host")
+    assert last.pop("at_s") > 5
+    assert last == {
+        "name": "keep",
+        "kind": "archive",
+        "state": "failed",
+        "pid": 7,
+        "started_s": 5.0,
+        "rows": 30,
+        "batches": 2,
+        "batch_rows": 10,
+        "batch_s": 0.5,
+        "rows_per_s": 20.0,
+        "lag": 3,
+        "error": "why",
+    }
+    shown = peer.ask("GET", f"/v1/queues/{PIPELINES_QUEUE}").json
+    assert (shown["strategy"], len(shown["lanes"])) == ("two-phase", 1)
+    assert shown["retention"] == {"age_s": 86_400, "size_bytes": 64 << 20, "passed": False}
+
+
+def test_reports_are_not_listed_among_the_data_but_those_who_may_can_change_the_queue(peer: PeerProcess) -> None:
+    assert peer.ask("POST", "/v1/queues", {"name": PIPELINES_QUEUE, "retention": {"age_s": 9}}).status in (201, 409)
+    listed = {queue["name"] for queue in peer.ask("GET", "/v1/queues").json["queues"]}
+    assert PIPELINES_QUEUE not in listed
+    path = f"/v1/queues/{PIPELINES_QUEUE}"
+    rules = {"retention": {"age_s": 86_400, "size_bytes": 64 << 20}}
+    assert peer.ask("PATCH", path, rules, token="writer").status == 403
+    assert peer.ask("PATCH", path, rules).status == 200
+
+
+def test_a_run_with_nothing_new_to_tell_gives_a_sign_of_life_each_second(
+    peer: PeerProcess, client: BlockingClient, queue: str
+) -> None:
+    reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
+    reporter.tell(status("slow", "starting"))
+    wait_until(lambda: bool(client.queues()) and any(one.name == queue for one in client.queues()))
+    wait_until(lambda: len(told(client, queue, "slow")) >= 3)
+    reporter.close()
+    found = told(client, queue, "slow")
+    assert {one["state"] for one in found} == {"starting"}
+    assert found[-1]["at_s"] - found[0]["at_s"] < 1.5 * len(found)
+
+
+def test_many_tellings_of_one_state_become_few_reports(peer: PeerProcess, client: BlockingClient, queue: str) -> None:
+    reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
+    for rows in range(1_000):
+        reporter.tell(status("busy", "running", counts=Counts(rows=rows)))
+    reporter.close()
+    found = told(client, queue, "busy")
+    assert found[-1]["rows"] == 999
+    assert len(found) < 20
+
+
+@pytest.mark.parametrize("servers", ["http://127.0.0.1:1", "nowhere at all"])
+def test_a_cluster_that_is_not_there_costs_one_warning_and_two_seconds_at_the_end(
+    caplog: pytest.LogCaptureFixture, servers: str
+) -> None:
+    caplog.set_level(logging.WARNING, logger="avow.spark")
+    reporter = Reporter(Cluster(servers=servers), PIPELINES_QUEUE)
+    reporter.tell(status("lonely", "starting"))
+    wait_until(lambda: servers == "http://127.0.0.1:1" or len(caplog.records) == 1)
+    reporter.tell(status("lonely", "done"))
+    began = time.monotonic()
+    reporter.close()
+    assert time.monotonic() - began < 4
+    assert len(caplog.records) <= 1
+
+
+def test_without_the_right_nothing_is_reported_and_one_warning_says_so(
+    peer: PeerProcess, client: BlockingClient, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="avow.spark")
+    reporter = Reporter(Cluster(servers=peer.url, token="other"), queue)
+    reporter.tell(status("shy", "running"))
+    wait_until(lambda: len(caplog.records) == 1)
+    reporter.tell(status("shy", "done"))
+    reporter.close()
+    assert len(caplog.records) == 1
+    assert "no right" in caplog.text
+    assert queue not in {one.name for one in client.queues()}
+
+
+def test_a_run_that_is_not_heard_for_ten_seconds_has_died_and_an_ended_one_has_not() -> None:
+    alive = Report(name="b", kind="replay", state="running", at_s=100.0)
+    ended = Report(name="a", kind="audit", state="done", at_s=1.0)
+    assert [one.state for one in judged([alive, ended], now_s=109.0)] == ["done", "running"]
+    assert [one.state for one in judged([alive, ended], now_s=111.0)] == ["done", "died"]
+
+
+def test_reports_that_are_none_are_passed_over(client: BlockingClient, queue: str) -> None:
+    client.create_queue(queue)
+    client.queue(queue).enqueue(b"no json", key=b"x")
+    client.queue(queue).enqueue(b'{"name": "y", "kind": "audit", "state": "done", "more": 1}', key=b"y")
+    assert [one.name for one in read_reports(client, queue)] == ["y"]
+    assert read_reports(client, "never-made") == []
+
+
+def test_the_command_lists_what_is_reported_in_a_cluster(peer: PeerProcess, tmp_path: Path) -> None:
+    reporter = Reporter(Cluster(servers=peer.url, token="root"), PIPELINES_QUEUE)
+    reporter.tell(status("listed", "running", counts=Counts(rows=1_234, lag=5)))
+    reporter.close()
+    words = [sys.executable, "-m", "avow.cli", "pipeline", "list", "--api", peer.url, "--token", "writer"]
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True)
+    found = {one["name"]: one for one in json.loads(done.stdout)}
+    assert (found["listed"]["state"], found["listed"]["rows"], found["listed"]["lag"]) == ("running", 1_234, 5)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True)
+    assert "1,234" in done.stdout
