@@ -6,13 +6,16 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 # more than there are cores: tests of Spark mostly wait for its programs to start
 WAITERS ?= 3
+# in the order of tests/conftest.py, so that the last files are short ones and no core is idle at the end
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 WEBCLIENTS := tests/webclients/node_modules/.installed
+ARCHIVE    := $(VENV)/spark.jsa
 
 .PHONY: run simulate mutants channel test check bench fmt install web services java clean
 
-run: install            ## a cluster of three peers, shown live, for the next terminal to try; ARGS="--peers 5"
-	@$(BIN)/avow up $(ARGS)
+run: java               ## orders on their way to a table while a peer and the shop are killed; ARGS="--keep"
+	@$(BIN)/avow demo $(ARGS)
 
 simulate: install       ## simulate both strategies and say whether the promises held
 	@$(BIN)/avow simulate --strategy two-phase --seeds 600 $(ARGS)
@@ -24,10 +27,9 @@ mutants: install        ## break every rule on purpose, one at a time, and see i
 channel: install        ## the channel's state machine at full length: 3,000 runs of 80 steps
 	@AVOW_CHANNEL_EXAMPLES=3000 $(BIN)/pytest -q tests/simulation/test_channel_machine.py
 
-test: check web services java ## everything: static checks, then every test; files that start processes are not split
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/contract tests/simulation
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile tests/integration tests/e2e
-	@$(BIN)/pytest -n $(WAITERS) --dist loadfile tests/spark
+test: check web services $(ARCHIVE) ## everything: static checks, then every test, longest files first; no file is split
+	@$(BIN)/pytest -n $(WORKERS) $(BY_FILE) tests/integration tests/e2e tests/contract tests/simulation tests/dashboard tests/packaging
+	@$(BIN)/pytest -n $(WAITERS) $(BY_FILE) tests/spark tests/docs
 
 check: install          ## the fast loop: format, lint, layers, types, unit tests, transcripts
 	@$(BIN)/ruff format --check src tests benchmarks examples
@@ -56,6 +58,10 @@ java: install           ## what Spark runs on: Java 17 or newer
 	@$(BIN)/python -c 'from avow.spark.java import find_java; find_java()' 2>/dev/null \
 	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's Java ..." && { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq default-jre-headless >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq default-jre-headless >/dev/null; }; }; } \
 	  || { echo "make: Spark needs Java 17 or newer; install it (apt-get install default-jre-headless) and call make again"; exit 1; }
+
+$(ARCHIVE): tests/spark/class_archive.py $(STAMP) | java
+	@echo "making an archive of Spark's classes: its tests start in half the time ..."
+	@$(BIN)/python tests/spark/class_archive.py $(ARCHIVE) >/dev/null 2>&1 || echo "make: it could not be made; the tests only take longer"
 
 $(WEBCLIENTS): tests/webclients/package.json tests/webclients/package-lock.json
 	@command -v npm >/dev/null || { echo "make: no npm found; the tests of browser clients need Node 20 or newer"; exit 1; }

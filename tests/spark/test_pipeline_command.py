@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from avow.client.blocking import BlockingClient, connect_blocking
+from avow.limits import PIPELINES_QUEUE
+from avow.spark.pipelines.reporting import Report
+from avow.spark.pipelines.reports import read_reports
 from avow.spark.pipelines.status import read_status
 from avow.spark.tables import open_table
 from avow.testing.cluster import LocalCluster, wait_until
@@ -104,6 +108,23 @@ def test_a_pipeline_is_interrupted_goes_on_ends_and_fails_with_its_exit_codes(
     assert code == 0
     assert "failed" in printed
     assert "CAST_INVALID_INPUT" in (tmp_path / "fail.checkpoint" / "_avow_failure.txt").read_text()
+    check_reports(client)
+
+
+def check_reports(client: BlockingClient) -> None:
+    """What the runs above told the cluster: each state in its order, and how it ended."""
+    found = [
+        msgspec.json.decode(message.value, type=Report)
+        for batch in client.queue(PIPELINES_QUEUE).read()
+        for message in batch.messages()
+    ]
+    states = [one.state for one in found if one.name == "keep"]
+    changes = [state for state, before in zip(states, ["", *states], strict=False) if state != before]
+    assert changes == ["starting", "running", "stopped", "starting", "running", "done"]
+    last = {one.name: one for one in read_reports(client)}
+    assert (last["keep"].kind, last["keep"].rows, last["keep"].lag) == ("archive", 20, 0)
+    assert (last["fail"].kind, last["fail"].state) == ("transform", "failed")
+    assert "CAST_INVALID_INPUT" in last["fail"].error
 
 
 def test_what_cannot_start_is_told_before_spark_is_started(cluster: LocalCluster, tmp_path: Path) -> None:

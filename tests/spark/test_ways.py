@@ -140,7 +140,6 @@ def test_the_first_lines_of_the_documentation_run(
 def _run(command: list[str], folder: Path) -> str:
     """What it said; it ended well."""
     environment = {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
-    environment["SPARK_SUBMIT_OPTS"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     log = folder / "said.txt"
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)

@@ -1,4 +1,9 @@
-"""`avow doctor`: is this machine fit for a peer, and is the cluster well? Each line says what to do."""
+"""`avow doctor`: is this machine fit for a peer, and is the cluster well? Each line says what to do.
+
+The checks are by what they look at: `doctor_install` the interpreter and the extras, `doctor_spark` what Spark needs,
+`doctor_machine` disk, clock and limits, `doctor_network` ports, access and the cluster, `doctor_reach` why a cluster
+that was named does not answer, `doctor_service` a service's database and checkback.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,12 @@ import msgspec
 import typer
 
 from avow.cli.api import Api
-from avow.cli.doctor_machine import Finding, check_clock, check_folder, check_libraries, check_limits, check_python
+from avow.cli.doctor_finding import Finding
+from avow.cli.doctor_install import check_environment, check_libraries, check_python
+from avow.cli.doctor_machine import check_clock, check_folder, check_limits
 from avow.cli.doctor_network import check_access, check_cluster, check_ports
+from avow.cli.doctor_service import check_checkback, check_database
+from avow.cli.doctor_spark import check_spark
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, TokenOption
 from avow.cli.show import OK, REFUSED, console, print_json
 from avow.errors import AvowError
@@ -30,18 +39,26 @@ def doctor(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings of the peer.", show_default=False)
     ] = None,
+    database: Annotated[
+        str, typer.Option(metavar="URL", help="Of a service: is the barrier's table there?", show_default=False)
+    ] = "",
+    checkback: Annotated[
+        str, typer.Option(metavar="URL", help="Of a service: does its checkback answer?", show_default=False)
+    ] = "",
     as_json: JsonOption = False,
     api: ApiOption = DEFAULT_API,
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Check disk, ports, clock, limits and access for a peer with these settings, and the cluster if one answers.
+    """Check what is installed, disk, ports, clock and access for a peer, and the cluster if one answers.
 
     Exit code 1 when something fails.
     """
     flags = {"data": data, "listen": listen, "peer_listen": peer_listen, "tokens": tokens}
     cluster = Api(api, token=token, ca=ca, timeout_s=5.0)
     findings = examine(flags, config=config, cluster=cluster, asked=api != DEFAULT_API)
+    findings += [check_database(database)] if database else []
+    findings += [check_checkback(checkback, ca=ca)] if checkback else []
     if as_json:
         print_json({"healthy": healthy(findings), "findings": msgspec.to_builtins(findings)})
     else:
@@ -50,7 +67,7 @@ def doctor(
 
 
 def examine(flags: dict[str, str | None], *, config: Path | None, cluster: Api, asked: bool) -> list[Finding]:
-    findings = [check_python(), *check_libraries()]
+    findings = [check_python(), check_environment(), *check_libraries(), *check_spark()]
     try:
         settings = load(flags, environment=os.environ, config=config)
     except AvowError as error:

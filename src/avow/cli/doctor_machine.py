@@ -1,39 +1,24 @@
-"""What `avow doctor` looks at on this machine: interpreter, libraries, the data folder and its disk, clock, limits.
+"""What `avow doctor` looks at on this machine: the data folder and its disk, clock, limits.
 
 Each check returns what it found and, unless that is fine, what to do about it. None of them leaves anything behind.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-from msgspec import Struct
-
+from avow.cli.doctor_finding import Finding
 from avow.cli.show import size_text
 from avow.errors import AvowError
 from avow.limits import WAL_SEGMENT_SIZE_BYTES, WAL_SEGMENTS_MIN
 from avow.storage.folder import identity_of
 
-Verdict: TypeAlias = Literal["ok", "warn", "fail"]
-
-PYTHON_MIN: Final = (3, 11)
-LIBRARIES: Final = (
-    # distribution, extra that brings it, what it is for; no extra: Avow does not work without it
-    ("msgspec", "", "values"),
-    ("crc32c", "", "checksums"),
-    ("httptools", "", "HTTP"),
-    ("uvloop", "server", "a faster event loop"),
-    ("prometheus-client", "server", "/metrics"),
-    ("pyarrow", "arrow", "reading into Arrow"),
-)
 SPACE_NEEDED_BYTES: Final = (WAL_SEGMENTS_MIN + 1) * WAL_SEGMENT_SIZE_BYTES
 SPACE_WANTED_BYTES: Final = 4_000_000_000
 SYNCS: Final = 100
@@ -41,36 +26,9 @@ SYNCING_S: Final = 1.0
 SLOW_SYNC_MS: Final = 10.0
 NO_SYNC_MS: Final = 0.01  # no disk is that fast: it is memory, or a disk that lies
 VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
-REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
+REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "glusterfs", "fuse.glusterfs"})
 SANE_SINCE_S: Final = 1_704_067_200  # 2024: no clock that is right shows less
 DRIFT_MS: Final = 5.0
-
-
-class Finding(Struct, frozen=True):
-    check: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
-
-
-def check_python() -> Finding:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    if sys.version_info < PYTHON_MIN:
-        return Finding("python", "fail", version, "install Python 3.11 or newer")
-    return Finding("python", "ok", version)
-
-
-def check_libraries() -> list[Finding]:
-    return [_library(*each) for each in LIBRARIES]
-
-
-def _library(name: str, extra: str, purpose: str) -> Finding:
-    try:
-        return Finding("library", "ok", f"{name} {importlib.metadata.version(name)}")
-    except importlib.metadata.PackageNotFoundError:
-        if extra:
-            return Finding("library", "warn", f"no {name} ({purpose})", f"pip install 'avow[{extra}]'")
-        return Finding("library", "fail", f"no {name} ({purpose})", "install Avow again: pip install avow")
 
 
 # ---------------------------------------------------------------------- the data folder
@@ -111,7 +69,10 @@ def _owner(data: Path) -> Finding:
 
 def _space(place: Path) -> Finding:
     status = os.statvfs(place)
-    free = status.f_bavail * status.f_frsize
+    return judge_space(status.f_bavail * status.f_frsize)
+
+
+def judge_space(free: int) -> Finding:
     text = f"{size_text(free)} free"
     if free < SPACE_NEEDED_BYTES:
         needed = f"a peer needs {size_text(SPACE_NEEDED_BYTES)} to start; free some, or choose another --data"
@@ -122,7 +83,10 @@ def _space(place: Path) -> Finding:
 
 
 def _filesystem(place: Path) -> Finding:
-    kind, mounted = _mount(place)
+    return judge_filesystem(*mount_of(place, _mounts()))
+
+
+def judge_filesystem(kind: str, mounted: str) -> Finding:
     text = f"{kind} at {mounted}"
     if kind in VOLATILE:
         return Finding(
@@ -135,18 +99,22 @@ def _filesystem(place: Path) -> Finding:
     return Finding("filesystem", "ok", text)
 
 
-def _mount(place: Path) -> tuple[str, str]:
-    best, kind = "", "unknown"
+def _mounts() -> str:
     try:
-        mounts = Path("/proc/self/mounts").read_text()
+        return Path("/proc/self/mounts").read_text()
     except OSError:
-        return kind, str(place)
+        return ""
+
+
+def mount_of(place: Path, mounts: str) -> tuple[str, str]:
+    """Kind and place of the file system that `place` is on; the last of several at one place is on top."""
+    best, kind = "", "unknown"
     for line in mounts.splitlines():
         _, folder, name = line.split()[:3]
         folder = folder.replace("\\040", " ")
         if place.is_relative_to(folder) and len(folder) >= len(best):
             best, kind = folder, name
-    return kind, best
+    return kind, best or str(place)
 
 
 def _sync_speed(place: Path) -> Finding:
@@ -155,6 +123,10 @@ def _sync_speed(place: Path) -> Finding:
         times_ms = _measured_syncs(place)
     except OSError as error:
         return Finding("sync", "fail", f"fdatasync fails: {error.strerror}", "this disk cannot be used")
+    return judge_syncs(times_ms)
+
+
+def judge_syncs(times_ms: list[float]) -> Finding:
     median = statistics.median(times_ms)
     text = f"fdatasync of 4 KiB: median {median:.2f} ms, worst {max(times_ms):.1f} ms of {len(times_ms)}"
     if median > SLOW_SYNC_MS:
@@ -201,7 +173,10 @@ def check_clock(*, over_s: float = 0.2) -> Finding:
 
 def check_limits(*, connections: int) -> Finding:
     """`avow serve` raises the soft limit to the hard one by itself."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return judge_limits(*resource.getrlimit(resource.RLIMIT_NOFILE), connections=connections)
+
+
+def judge_limits(soft: int, hard: int, *, connections: int) -> Finding:
     needed = connections + 256  # links and segment files
     text = f"open files: {_limit(soft)}, at most {_limit(hard)}"
     if hard != resource.RLIM_INFINITY and hard < needed:

@@ -11,8 +11,12 @@ import time
 from typing import Final
 from urllib.parse import urlsplit
 
-from avow.cli.api import Api
-from avow.cli.doctor_machine import Finding
+from msgspec.structs import replace
+
+from avow.cli.api import Api, path_of
+from avow.cli.doctor_finding import Finding
+from avow.cli.doctor_install import installed
+from avow.cli.doctor_reach import check_reach, check_token
 from avow.cli.local import listeners
 from avow.cli.show import number, numbers, plural
 from avow.cli.view import ClusterView, gather
@@ -88,12 +92,18 @@ def check_cluster(api: Api, *, asked: bool) -> list[Finding]:
     try:
         view = gather(api)
     except Offline as error:
-        if asked:
-            return [Finding("cluster", "fail", f"no peer answers at {', '.join(api.addresses)}", "start one: avow up")]
+        if asked or api.address:  # somebody answered, and then not any more
+            return check_reach(api) or [Finding("cluster", "fail", str(error), "look at the peers' logs")]
         return [Finding("cluster", "ok", f"none runs at the usual ports ({_first(error)})", "")]
     except AvowError as error:
-        return [Finding("cluster", "fail", f"{error.code}: {error}", "give --token")]
-    return [*check_cluster_view(view), *_clocks(api, view)]
+        told = (check_reach(api) if asked else []) + check_token(api)
+        return told or [Finding("cluster", "fail", f"{error.code}: {error}", "look at the peers' logs")]
+    return [*_unreached(api, asked=asked), *check_cluster_view(view), *_versions(api, view), *_clocks(api, view)]
+
+
+def _unreached(api: Api, *, asked: bool) -> list[Finding]:
+    """The cluster is there; an address of those named that leads nowhere will be missed when it is needed."""
+    return [replace(finding, verdict="warn") for finding in check_reach(api)] if asked else []
 
 
 def check_cluster_view(view: ClusterView) -> list[Finding]:
@@ -143,9 +153,42 @@ def _lag(view: ClusterView) -> Finding:
     return Finding("lag", "ok", "every peer that is up holds what the others hold")
 
 
+def _versions(api: Api, view: ClusterView) -> list[Finding]:
+    said = {peer.number: _version(api, peer.api) for peer in view.peers if peer.up}
+    return judge_versions({peer: version for peer, version in said.items() if version}, here=installed("avow"))
+
+
+def judge_versions(said: dict[int, str], *, here: str) -> list[Finding]:
+    """One version among peers; ours need not be the same, and should not be newer than theirs for long."""
+    if not said:
+        return []
+    by_version = {
+        version: [peer for peer, one in said.items() if one == version] for version in sorted({*said.values()})
+    }
+    if len(by_version) > 1:
+        text = ", ".join(f"{version}: peer {numbers(peers)}" for version, peers in by_version.items())
+        return [Finding("versions", "warn", f"peers differ ({text})", "fine during an upgrade; finish it")]
+    (version,) = by_version
+    if here and here != version:
+        advice = f"pip install avow=={version} here, or upgrade the peers one by one"
+        return [Finding("versions", "warn", f"peers are {version}, and this avow is {here}", advice)]
+    return [Finding("versions", "ok", f"every peer that is up is {version}")]
+
+
+def _version(api: Api, address: str) -> str:
+    try:
+        document = api.only(address, timeout_s=ASK_S).get(path_of("openapi.json"))
+        return str(document["info"]["version"])
+    except (AvowError, KeyError, TypeError):
+        return ""
+
+
 def _clocks(api: Api, view: ClusterView) -> list[Finding]:
     offsets = {peer.number: _offset_s(peer.api, api.ca) for peer in view.peers if peer.up}
-    known = {peer: offset for peer, offset in offsets.items() if offset is not None}
+    return judge_clocks({peer: offset for peer, offset in offsets.items() if offset is not None})
+
+
+def judge_clocks(known: dict[int, float]) -> list[Finding]:
     wrong = {peer: offset for peer, offset in known.items() if abs(offset) > OFFSET_S}
     if wrong:
         text = ", ".join(f"peer {peer} is {offset:+.0f} s from here" for peer, offset in wrong.items())
@@ -175,4 +218,4 @@ def _offset_s(base: str, ca: str) -> float | None:
 
 
 def _first(error: Offline) -> str:
-    return str(error).partition(";")[0].removeprefix("no peer answered (")
+    return str(error).partition(";")[0].removeprefix("no peer answered (").removesuffix(")")

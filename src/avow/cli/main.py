@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Final
 
 import typer
 
 from avow.cli.show import REFUSED, report
-from avow.errors import AvowError
+from avow.errors import AvowError, NotInstalled
 
 ABOUT: Final = """Avow carries a message from a database commit to a Spark table exactly once.
 
 Exit codes: 0 done, 1 refused, 2 wrong usage, 3 unknown whether it happened, 4 nobody could be reached.
 """
 COMMANDS: Final = {
+    "demo": "demo",
     "up": "up",
     "serve": "serve",
     "status": "status",
@@ -35,6 +36,7 @@ COMMANDS: Final = {
 """A module's name, which is the command's, and the function in it."""
 NOUNS: Final = ("queue", "subscriber", "pledge", "pipeline", "peer")
 """Each is a module with an `app` of several commands."""
+ANYTHING: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def app_of(names: Iterable[str] = (*COMMANDS, *NOUNS)) -> typer.Typer:
@@ -47,12 +49,27 @@ def app_of(names: Iterable[str] = (*COMMANDS, *NOUNS)) -> typer.Typer:
     )
     app.callback()(_avow)
     for name in names:
-        module = import_module(f"avow.cli.{name}")
+        try:
+            module = import_module(f"avow.cli.{name}")
+        except NotInstalled as missing:  # the others are there all the same
+            app.command(name, help=f"Not here: pip install 'avow[{missing.extra}]'.", context_settings=ANYTHING)(
+                _refusing(missing)
+            )
+            continue
         if name in NOUNS:
             app.add_typer(module.app, name=name)
         else:
             app.command(name)(getattr(module, COMMANDS[name]))
     return app
+
+
+def _refusing(missing: NotInstalled) -> Callable[[], None]:
+    """A command that says what it needs, whatever it is given."""
+
+    def refuse() -> None:
+        raise missing
+
+    return refuse
 
 
 def _avow() -> None:

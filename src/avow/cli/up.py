@@ -29,6 +29,7 @@ from avow.cli.up_watch import Event, Watch
 from avow.cli.view import ClusterView, gather
 from avow.errors import AvowError, InvalidRequest
 from avow.limits import PEERS_MAX
+from avow.peer.libraries import check_installed
 from avow.testing.cluster import LocalCluster
 from avow.testing.cluster_ports import is_free
 
@@ -48,12 +49,13 @@ def up(
 
     A peer that dies is started again after five seconds. Kill one and see.
     """
+    check_installed("avow up")
     count = peers or 3 if temporary else _count(data, peers)
     api_ports = [port + number for number in range(1, count + 1)]
     link_ports = [api + LINKS_AFTER for api in api_ports]
     _check_ports(api_ports + link_ports)
     cluster = LocalCluster(count, folder=None if temporary else data, api_ports=api_ports, link_ports=link_ports)
-    with _stopped_by_signals() as stopping, _closed(cluster):
+    with stopped_by_signals() as stopping, _closed(cluster):
         cluster.launch()
         Upkeep(cluster, stopping=stopping, kept=not temporary).run(
             live=sys.stdout.isatty() and not as_json, as_json=as_json
@@ -172,7 +174,7 @@ def _check_ports(ports: list[int]) -> None:
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
+def stopped_by_signals() -> Iterator[threading.Event]:
     """Ctrl-C, a closed terminal and an order to end are the same wish."""
     stopping = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from avow.errors import Offline
+from avow.testing.cluster_ports import Ports
 
 START_S = 60.0
 STOP_S = 20.0
 _PAUSE_S = 0.02
 _spawning = ThreadPoolExecutor(1)  # Linux ends a child with the thread that started it: one that lives as long as we do
+_ports = Ports()
 _START_ATTEMPTS = 5  # another process may take the port that was free a moment ago
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that no outgoing connection takes while the server is down."""
+    return _ports.take()
 
 
 def program(name: str) -> str:

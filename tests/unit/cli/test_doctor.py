@@ -1,4 +1,4 @@
-"""What the doctor finds, and what it says to do about it."""
+"""What the doctor finds on this machine, and what it says to do about it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ from pathlib import Path
 import pytest
 
 from avow.cli.doctor import healthy
-from avow.cli.doctor_machine import Finding, check_clock, check_folder, check_libraries, check_limits, check_python
-from avow.cli.doctor_network import check_access, check_cluster_view
+from avow.cli.doctor_finding import Finding
+from avow.cli.doctor_install import check_environment, check_libraries, check_python
+from avow.cli.doctor_machine import (
+    check_clock,
+    check_folder,
+    check_limits,
+    judge_filesystem,
+    judge_limits,
+    judge_space,
+    judge_syncs,
+    mount_of,
+)
+from avow.cli.doctor_network import check_access, check_cluster_view, judge_clocks, judge_versions
 from avow.cli.view import Said, compose
 from avow.peer.settings import Settings
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+tmpfs /run tmpfs rw 0 0
+server:/export /mnt/my\\040share nfs4 rw 0 0
+"""
 
 
 def verdicts(findings: list[Finding]) -> dict[str, str]:
@@ -18,9 +35,13 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
 
 
 def test_this_machine_can_run_a_peer() -> None:
-    findings = [check_python(), *check_libraries(), check_limits(connections=10), check_clock(over_s=0.01)]
+    installed = [check_python(), check_environment({}), *check_libraries()]
+    findings = [*installed, check_limits(connections=10), check_clock(over_s=0.01)]
     assert healthy(findings)
     assert all(finding.found for finding in findings)
+
+
+# ---------------------------------------------------------------------- the data folder
 
 
 def test_a_new_folder_is_fine_and_its_disk_is_measured(tmp_path: Path) -> None:
@@ -38,15 +59,53 @@ def test_a_file_in_the_place_of_the_folder_fails(tmp_path: Path) -> None:
     assert (finding.verdict, finding.advice) == ("fail", "choose another one with --data")
 
 
+def test_a_folder_that_cannot_be_written_to_fails() -> None:
+    """/proc is one for everybody, root included."""
+    (finding,) = check_folder(Path("/proc/self/avow-data"))
+    assert (finding.verdict, "cannot be written to" in finding.found) == ("fail", True)
+
+
 def test_a_folder_with_something_else_in_it_is_pointed_out(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_text("")
     assert verdicts(check_folder(tmp_path))["folder"] == "warn"
 
 
-def test_more_connections_than_files_allowed_is_pointed_out() -> None:
-    finding = check_limits(connections=10**9)
-    assert finding.verdict in ("ok", "warn", "fail")
+@pytest.mark.parametrize(("free", "verdict"), [(10**12, "ok"), (2 * 10**9, "warn"), (10**6, "fail")])
+def test_a_disk_that_is_nearly_full_is_pointed_out(free: int, verdict: str) -> None:
+    finding = judge_space(free)
+    assert (finding.verdict, bool(finding.advice)) == (verdict, verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "verdict"),
+    [("/var/lib/avow", "ext4", "ok"), ("/run/avow", "tmpfs", "warn"), ("/mnt/my share/avow", "nfs4", "warn")],
+)
+def test_memory_and_other_machines_are_no_disk(place: str, kind: str, verdict: str) -> None:
+    found = mount_of(Path(place), MOUNTS)
+    assert found[0] == kind
+    assert judge_filesystem(*found).verdict == verdict
+
+
+@pytest.mark.parametrize(("took_ms", "verdict"), [(0.3, "ok"), (25.0, "warn"), (0.001, "warn")])
+def test_a_slow_sync_and_one_that_cannot_be_true_are_pointed_out(took_ms: float, verdict: str) -> None:
+    assert judge_syncs([took_ms] * 9).verdict == verdict
+
+
+# ---------------------------------------------------------------------- limits, clocks, access
+
+
+@pytest.mark.parametrize(("hard", "verdict"), [(65_536, "ok"), (1024, "warn"), (256, "fail")])
+def test_too_few_open_files_are_pointed_out(hard: int, verdict: str) -> None:
+    finding = judge_limits(256, hard, connections=1024)
+    assert finding.verdict == verdict
     assert finding.verdict == "ok" or "--connections-max" in finding.advice
+
+
+def test_a_peer_whose_clock_is_off_is_named() -> None:
+    (finding,) = judge_clocks({1: 0.4, 2: -90.0})
+    assert (finding.verdict, finding.found) == ("warn", "peer 2 is -90 s from here")
+    assert judge_clocks({1: 0.4, 2: 1.0})[0].verdict == "ok"
+    assert judge_clocks({}) == []
 
 
 def test_a_peer_that_would_let_strangers_in_fails() -> None:
@@ -91,3 +150,14 @@ def test_a_lane_nobody_coordinates_fails_and_a_peer_far_behind_is_pointed_out() 
     listed = [{"number": n, "api": "", "state": "ready", "voter": True} for n in (1, 2)]
     found = verdicts(check_cluster_view(compose(listed, {1: said(1_000_000), 2: said(0)})))
     assert (found["lanes"], found["lag"]) == ("fail", "warn")
+
+
+def test_peers_of_different_versions_are_named() -> None:
+    (finding,) = judge_versions({1: "1.0", 2: "1.1", 3: "1.0"}, here="1.0")
+    assert (finding.verdict, finding.found) == ("warn", "peers differ (1.0: peer 1 3, 1.1: peer 2)")
+
+
+def test_peers_of_another_version_than_this_command_are_pointed_out() -> None:
+    (finding,) = judge_versions({1: "1.0", 2: "1.0"}, here="1.1")
+    assert (finding.verdict, finding.advice.startswith("pip install avow==1.0")) == ("warn", True)
+    assert judge_versions({1: "1.0"}, here="1.0")[0].verdict == "ok"

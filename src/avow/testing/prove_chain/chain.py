@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -56,23 +56,49 @@ AUDIT_S: Final = 600.0
 
 
 class Chain:
-    def __init__(self, *, peers: int, database: DatabaseKind, master: str, folder: Path, seed: int) -> None:
+    """`api_ports`, `link_ports`: of the peers, where they must be known ones."""
+
+    def __init__(
+        self,
+        *,
+        peers: int,
+        database: DatabaseKind,
+        master: str,
+        folder: Path,
+        seed: int,
+        api_ports: Sequence[int] = (),
+        link_ports: Sequence[int] = (),
+    ) -> None:
         self._kind, self._folder, self._master = database, folder, master
         self._servers = Servers(folder)
         self.nursery = Nursery(SHOP, PEER, *IMPORTED.get(database, ()), log=folder / "nursery.log")
         settings: Mapping[str, str] = {"pledge_store": "lane"}
-        self.cluster = NurseryCluster(peers, nursery=self.nursery, folder=folder / "cluster", settings=settings)
+        self.cluster = NurseryCluster(
+            peers,
+            nursery=self.nursery,
+            folder=folder / "cluster",
+            settings=settings,
+            api_ports=api_ports,
+            link_ports=link_ports,
+        )
         self.table: Table = open_table(f"delta:{folder / TABLE}")
         self._checkpoint = folder / "checkpoint"
         self._stack = ExitStack()
         self._seed = seed
         self._batches_at_start = 0
         self.lives = 0  # of the driver
+        self.driver = self._driver()
 
     # ---------------------------------------------------------------------------------------------- begin and end
 
     def start(self) -> None:
         """Returns when the driver has made the table: nothing was ordered yet."""
+        self.serve()
+        self.launch_driver()
+        wait_until(self._has_table, timeout_s=BACK_S, what=self.driver.last_words)
+
+    def serve(self) -> None:
+        """Database, peers, queue and shop; the driver may be launched before or after."""
         self._stack.callback(self._servers.close)
         self._servers.start({self._kind})
         self.database = self._servers.database(self._kind, "shop")
@@ -84,14 +110,16 @@ class Chain:
         self.shop = self._stack.enter_context(
             Program("shop", command, folder=self._folder, nursery=self.nursery)
         ).start()
-        places = ["--table", self.table.url, "--checkpoint", str(self._checkpoint), "--master", self._master]
-        command = ["-m", PIPELINE, "--servers", self.cluster.addresses, *places]
-        self.driver = Program("driver", command, folder=self._folder)
         self._stack.callback(self.kill_driver)
-        self.load = Load(self.shop, seed=self._seed)
+        self.load = self._customers()
         self._stack.callback(self.load.close)
-        self.launch_driver()
-        wait_until(self._has_table, timeout_s=BACK_S, what=self.driver.last_words)
+
+    def _driver(self) -> Program:
+        places = ["--table", self.table.url, "--checkpoint", str(self._checkpoint), "--master", self._master]
+        return Program("driver", ["-m", PIPELINE, "--servers", self.cluster.addresses, *places], folder=self._folder)
+
+    def _customers(self) -> Load:
+        return Load(self.shop, seed=self._seed)
 
     def close(self) -> None:
         self._stack.close()

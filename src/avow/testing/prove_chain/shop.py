@@ -10,9 +10,7 @@ pledge's gid, the message's key, and stands in its value. examples/shop is the s
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,10 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from avow.barrier import sql
-from avow.barrier.web import HEADERS, answer
+from avow.barrier.web import answer
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.errors import AlreadyDecided, AlreadyExists
 from avow.testing.prove_pledges.places import SqlPlace, place_of
+from avow.testing.responding import serve
 
 QUEUE: Final = "orders"
 PATIENCE_S: Final = 5.0
@@ -87,39 +86,6 @@ class Shop:
         return pledge.outcome.committed
 
 
-def handler_of(shop: Shop) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def respond(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            try:
-                status, said = shop.respond(self.command, self.path, body)
-            except Exception as error:  # the request's boundary
-                status, said = 500, b""
-                sys.stderr.write(f"{self.path}: {type(error).__name__}: {error}\n")
-            self.send_response(status)
-            for name, value in {**HEADERS, "content-length": str(len(said))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(said)
-
-        do_GET = do_POST = respond
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    return Handler
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A coordinator that was killed leaves connections behind: nothing to tell."""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--database", required=True)
@@ -129,11 +95,7 @@ def main() -> None:
     with connect_blocking(given.peers, timeout_s=PATIENCE_S) as client:
         shop = Shop(given.database, client)
         shop.prepare()
-        with Server(("127.0.0.1", given.port), handler_of(shop)) as server:
-            shop.url = f"http://127.0.0.1:{server.server_address[1]}"
-            sys.stdout.write(msgspec.json.encode({"url": shop.url}).decode() + "\n")
-            sys.stdout.flush()
-            server.serve_forever(0.05)
+        serve(shop, port=given.port)
 
 
 if __name__ == "__main__":

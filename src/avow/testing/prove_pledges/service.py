@@ -13,22 +13,20 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import signal
-import sys
-import threading
 import time
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from avow.barrier.web import HEADERS, answer
+from avow.barrier.web import answer
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.client.blocking_pledge import BlockingPledge
 from avow.client.pledge import Pledge, PledgeCalls
 from avow.client.pledge_outcomes import Committed, CommittedPending
 from avow.errors import AvowError
+from avow.testing import responding
 from avow.testing.prove_pledges.crashes import ASKED, Crashes, Order, Point
 from avow.testing.prove_pledges.places import Place, place_of
 
@@ -123,39 +121,6 @@ class Service:
         return said.status, said.body
 
 
-def handler_of(service: Service) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def respond(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            try:
-                status, said = service.respond(self.command, self.path, body)
-            except Exception as error:  # the request's boundary
-                status, said = 500, f"{type(error).__name__}: {error}".encode()
-                sys.stderr.write(f"{self.path}: {said.decode()}\n")
-            self.send_response(status)
-            for name, value in {**HEADERS, "content-length": str(len(said))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(said)
-
-        do_GET = do_POST = respond
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    return Handler
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A coordinator that was killed leaves connections behind: nothing to tell."""
-
-
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--database", required=True)
@@ -167,13 +132,7 @@ def flags() -> argparse.ArgumentParser:
 def serve(place: Place, *, peers: str, port: int) -> None:
     """Until it is killed. SIGUSR1 makes it write where each of its threads is."""
     faulthandler.register(signal.SIGUSR1)
-    service = Service(place, connect_blocking(peers, timeout_s=PATIENCE_S))
-    with Server(("127.0.0.1", port), handler_of(service)) as server:
-        service.url = f"http://127.0.0.1:{server.server_address[1]}"
-        sys.stdout.write(msgspec.json.encode({"url": service.url}).decode() + "\n")
-        sys.stdout.flush()
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        threading.Event().wait()
+    responding.serve(Service(place, connect_blocking(peers, timeout_s=PATIENCE_S)), port=port)
 
 
 def main() -> None:

@@ -1,0 +1,34 @@
+"""`python -m avow.cli.reference [--check] [--folder docs/reference]`: write the pages, or say which are out of date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from avow.cli.reference.pages import made
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def reference(
+    folder: Annotated[Path, typer.Option(help="Where the pages are.")] = Path("docs/reference"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; end with 1 if a page is out of date.")] = False,
+) -> None:
+    """Write the pages of the reference that are made from the code."""
+    stale = {name: text for name, text in made(folder).items() if not _is(folder / name, text)}
+    for name, text in stale.items():
+        if not check:
+            (folder / name).write_text(text, encoding="utf-8")
+        typer.echo(f"{folder / name} {'is out of date' if check else 'written'}")
+    raise typer.Exit(1 if check and stale else 0)
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    app()
