@@ -1,0 +1,61 @@
+"""One cluster for each module, started as a person starts it; a page finds it without queues."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docs_page import Page
+from tests.e2e.cli_cluster import Up
+
+import avow
+from avow.testing.cluster import wait_until
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    running = Up(tmp_path_factory.mktemp("up") / "data")
+    try:
+        running.wait_for("ready")
+        yield running
+        assert running.end() == 0
+    finally:
+        running.kill()
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all pages, empty for each: relative paths mean the place where the JVM was started."""
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture
+def page(up: Up, desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    monkeypatch.chdir(desk)
+    monkeypatch.syspath_prepend(desk)
+    monkeypatch.delenv("AVOW_TOKEN", raising=False)
+    before = dict(os.environ)
+    made = Page(desk, base=up.base)
+    try:
+        yield made
+    finally:
+        made.close()
+        wait_until(lambda: _emptied(desk), what=f"an empty {desk}")
+        os.environ.clear()
+        os.environ.update(before)
+        with avow.connect_blocking(up.addresses) as client:
+            for queue in client.queues():
+                client.delete_queue(queue.name)
+
+
+def _emptied(folder: Path) -> bool:
+    """False while a process that the page has told to end still writes."""
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+    return not any(folder.iterdir())

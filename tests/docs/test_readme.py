@@ -1,0 +1,23 @@
+"""What the README says of `make` is what the Makefile does; the rest of it is run in test_spark_pages.py."""
+
+from __future__ import annotations
+
+import re
+
+from docs_blocks import ROOT, blocks_of
+from docs_page import commands_of
+
+README = ROOT / "README.md"
+
+
+def test_the_two_commands_are_there() -> None:
+    first = next(block for block in blocks_of(README) if block.language == "console")
+    named = [command.split()[:2] for command, _ in commands_of(first.text)]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert named == [["make", "run"], ["make", "test"]]
+    assert re.search(r"^run:.*\n\t@\$\(BIN\)/avow demo \$\(ARGS\)$", makefile, re.MULTILINE)
+    assert re.search(r"^test:", makefile, re.MULTILINE)
+
+
+def test_the_readme_can_be_read_at_once() -> None:
+    assert len(README.read_text("utf-8").splitlines()) < 260
