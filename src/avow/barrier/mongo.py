@@ -23,16 +23,19 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pymongo import ASCENDING, MongoClient
-from pymongo.client_session import ClientSession
-from pymongo.collection import Collection
-from pymongo.errors import DuplicateKeyError, OperationFailure
-from pymongo.read_concern import ReadConcern
-from pymongo.read_preferences import ReadPreference
-from pymongo.write_concern import WriteConcern
-
 from avow.barrier.key import COMMITTED, LOCK_TIMEOUT_S, ROLLED_BACK, Call, Key, Question, Verdict, verdict_of
-from avow.errors import AlreadyDecided, AlreadyExists, InvalidRequest
+from avow.errors import AlreadyDecided, AlreadyExists, InvalidRequest, NotInstalled
+
+try:
+    from pymongo import ASCENDING, MongoClient
+    from pymongo.client_session import ClientSession
+    from pymongo.collection import Collection
+    from pymongo.errors import DuplicateKeyError, OperationFailure
+    from pymongo.read_concern import ReadConcern
+    from pymongo.read_preferences import ReadPreference
+    from pymongo.write_concern import WriteConcern
+except ImportError as cause:
+    raise NotInstalled("the barrier in MongoDB", extra="mongo") from cause
 
 Document = dict[str, Any]
 MAJORITY: Final = WriteConcern("majority")

@@ -14,12 +14,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, overload
 
-import redis
-import redis.asyncio
-
 from avow.barrier import redis_scripts as scripts
 from avow.barrier.key import OWN_BRANCH, OWN_OP, Call, Key, Question, Verdict
 from avow.barrier.redis_scripts import Adjusted
+from avow.errors import NotInstalled
+
+try:
+    import redis
+    import redis.asyncio
+except ImportError as cause:
+    raise NotInstalled("the barrier in Redis", extra="redis") from cause
 
 Client: TypeAlias = "redis.Redis | redis.RedisCluster"
 AsyncClient: TypeAlias = "redis.asyncio.Redis | redis.asyncio.RedisCluster"

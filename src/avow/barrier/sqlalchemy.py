@@ -21,17 +21,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeAlias, overload
 
-from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session as OrmSession
-
 from avow.barrier import rows, schema
 from avow.barrier.cleaning import ROWS_MAX, clean_up_rows
 from avow.barrier.dialects import MYSQL, POSTGRESQL, SQLITE, Trouble, dialect_of, trouble_of
 from avow.barrier.key import LOCK_TIMEOUT_S, Key, Question, Verdict
 from avow.barrier.session import LOCKED, Outcome, lock_timeout_ms
-from avow.errors import AvowError, InvalidRequest
+from avow.errors import AvowError, InvalidRequest, NotInstalled
+
+try:
+    from sqlalchemy import Connection, Engine, text
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session as OrmSession
+except ImportError as cause:
+    raise NotInstalled("the barrier with SQLAlchemy", extra="sqlalchemy") from cause
 
 Place: TypeAlias = Connection | OrmSession
 AsyncPlace: TypeAlias = AsyncConnection | AsyncSession
