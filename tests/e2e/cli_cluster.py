@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from avow.testing.cluster import wait_until
-from avow.testing.cluster_ports import Ports, is_free
+from avow.testing.cluster_ports import Ports
 
 ROOT = Path(__file__).parents[2]
 AVOW = str(Path(sys.executable).with_name("avow"))
@@ -59,12 +59,14 @@ class Up:
         self.ports.release()
 
     def _base(self, peers: int) -> int:
-        """A port such that those after it, and those a hundred further, are free."""
+        """A port such that those after it, and those a hundred further, are free and stay so."""
 
         def found() -> int:
             base = self.ports.take()
-            needed = [base + far + number for far in (0, 100) for number in range(1, peers + 1)]
-            return base if all(is_free(port) for port in needed) else 0
+            if self.ports.claim(*(base + far + number for far in (0, 100) for number in range(1, peers + 1))):
+                return base
+            self.ports.release()
+            return 0
 
         return wait_until(found, what="free ports")
 

@@ -23,7 +23,7 @@ def new_gid(name: str = "gid") -> str:
     return f"{name}-{next(_gids)}-{time.time_ns()}"
 
 
-def wait_until(true: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+def wait_until(true: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -10,6 +10,7 @@ one of these.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -185,10 +186,16 @@ def request_of(gid: str, *urls: str, checkback: str = "", payload: bytes = b'{"a
     return Content(gid, steps=steps, checkback=checkback, options=Options(**options))
 
 
-async def until(true: Callable[[], Awaitable[bool]], *, within_s: float = 20.0, what: str = "it") -> None:
+async def until(
+    true: Callable[[], Awaitable[bool]] | Callable[[], object], *, within_s: float = 20.0, what: str = "it"
+) -> None:
+    async def said() -> object:
+        found = true()
+        return await found if inspect.isawaitable(found) else found
+
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
-    while not await true():
+    while not await said():
         assert loop.time() < deadline, f"{what} did not come about within {within_s:g} s"
         await asyncio.sleep(0.01)
 

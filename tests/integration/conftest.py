@@ -1,4 +1,4 @@
-"""One PostgreSQL, one MariaDB and one Redis for all tests of this folder that ask for them."""
+"""One PostgreSQL, one MariaDB and one Redis for all tests of this folder that ask for them; a bank for each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 from barrier_databases import Database, MariaDB, PostgreSQL, RepeatableRead, SQLite, SQLiteWal
+from pledge_bank import bank, checkback, client, desk, service
 
 from services import mariadb_server, postgres_server, redis_server
 
-__all__ = ["mariadb_server", "postgres_server", "redis_server"]
+__all__ = [
+    "bank",
+    "checkback",
+    "client",
+    "desk",
+    "mariadb_server",
+    "postgres_server",
+    "redis_server",
+    "service",
+]
 
 
 @pytest.fixture

@@ -1,70 +1,17 @@
-"""A producer against scripted peers: whatever ends its channel, each message is in the queue once, or handed back."""
+"""A producer against scripted peers: whatever ends its channel, each message is in the queue once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
-import uvloop
 from client_peers import ScriptedCluster
+from producer_runs import everything, numbers, run, send, until, written_over_http
 
-import avow
 from avow.channel.frames import EndCode
-from avow.channel.stores import FileStore, MemoryStore
 from avow.client import carrying
 from avow.client.client import Client
-from avow.client.producer import Producer
-from avow.errors import ChannelFailed, DiskFull, Forbidden, InvalidRequest, Offline, TooLarge, UnknownQueue
-
-Work = Callable[[ScriptedCluster, Client], Awaitable[None]]
-
-
-def run(
-    work: Work, *, lanes: int = 1, pubsub: bool = False, timeout_s: float = 5.0, cluster: ScriptedCluster | None = None
-) -> ScriptedCluster:
-    peers = cluster or ScriptedCluster(3)
-
-    async def go() -> None:
-        if cluster is None:
-            peers.create("q", lanes=0 if pubsub else lanes, strategy="pub-sub" if pubsub else "two-phase")
-        for peer in peers.peers if pubsub else ():
-            peer.open_lane = 10 + peer.number
-        async with peers, await avow.connect(peers.addresses, timeout_s=timeout_s) as client:
-            await work(peers, client)
-
-    uvloop.run(go())
-    return peers
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(5_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it did not come about")
-
-
-def written_over_http(cluster: ScriptedCluster) -> int:
-    return sum(request.is_write for peer in cluster.peers for request in peer.requests)
-
-
-def everything(cluster: ScriptedCluster) -> list[bytes]:
-    lanes = sorted(lane for _, lane in cluster.shelf.records)
-    return [value for lane in lanes for value in cluster.shelf.values("q", lane)]
-
-
-async def send(producer: Producer, first: int, last: int, *, turns: bool = True) -> None:
-    for number in range(first, last):
-        await producer.send(b"%04d" % number)
-        if turns:
-            await asyncio.sleep(0)
-
-
-def numbers(first: int, last: int) -> list[bytes]:
-    return [b"%04d" % number for number in range(first, last)]
-
+from avow.errors import InvalidRequest, TooLarge
 
 # ---------------------------------------------------------------------- as long as all is well
 
@@ -288,95 +235,6 @@ def test_an_idle_producer_opens_its_next_channel_when_it_needs_one() -> None:
     assert everything(run(work)) == numbers(0, 2)
 
 
-# ---------------------------------------------------------------------- what is handed back
-
-
-def test_when_nobody_is_left_everything_that_is_not_known_to_be_in_the_queue_is_handed_back() -> None:
-    async def work(cluster: ScriptedCluster, client: Client) -> None:
-        producer = client.producer("q")
-
-        async def produce() -> None:
-            async with producer:
-                await send(producer, 0, 5)
-                await producer.commit()
-                cluster.peer(1).channels.takes = lambda lane, record: False
-                cluster.peer(1).channels.acks = False
-                await producer.send(b"0005", key=b"k", headers={"h": b"x"})
-                await until(lambda: cluster.peer(1).channels.open[0].core.incoming.received_to == 6)
-                for peer in cluster.peers:
-                    await peer.kill()
-                await until(lambda: producer.statistics()["peer"] is None)
-                await producer.send(b"0006")
-                await producer.commit()
-
-        with pytest.raises(ChannelFailed) as caught:
-            await produce()
-        pending = caught.value.pending
-        assert [(one.value, one.key, one.fate) for one in pending] == [
-            (b"0005", b"k", "unknown"),
-            (b"0006", None, "unsent"),
-        ]
-        assert pending[0].headers == (("h", b"x"),)
-        with pytest.raises(ChannelFailed) as again:
-            await producer.send(b"late")
-        assert again.value.pending == pending
-
-    assert everything(run(work, timeout_s=0.5)) == numbers(0, 5)
-
-
-def test_a_refusal_for_good_is_raised_once_what_may_have_happened_is_settled() -> None:
-    async def work(cluster: ScriptedCluster, client: Client) -> None:
-        async def produce() -> None:
-            async with client.producer("q") as producer:
-                server = cluster.peer(1).channels
-                server.takes = lambda lane, record: "FORBIDDEN" if b"0003" in record else True
-                await send(producer, 0, 6)
-                for peer in cluster.peers:
-                    peer.script = lambda request: Forbidden("no right") if b"0003" in request.body else None
-                await producer.commit()
-
-        with pytest.raises(ChannelFailed) as caught:
-            await produce()
-        assert caught.value.name == "FORBIDDEN"
-        handed_back = {one.value for one in caught.value.pending}
-        assert b"0003" in handed_back
-        assert handed_back | set(everything(cluster)) == set(numbers(0, 6))
-        assert not handed_back & set(everything(cluster))
-
-    run(work)
-
-
-def test_a_queue_that_is_not_there_and_a_peer_that_refuses_are_told_at_the_beginning() -> None:
-    async def work(cluster: ScriptedCluster, client: Client) -> None:
-        with pytest.raises(UnknownQueue):
-            async with client.producer("nowhere"):
-                pass
-        for peer in cluster.peers:
-            peer.script = lambda request: Forbidden("no right") if request.names[-1] == "channel" else None
-        with pytest.raises(Forbidden):
-            async with client.producer("q"):
-                pass
-        with pytest.raises(InvalidRequest, match="new"):
-            await client.producer("q").send(b"x")
-
-    run(work)
-
-
-def test_closing_the_client_tells_who_waits_for_a_commit() -> None:
-    async def work(cluster: ScriptedCluster, client: Client) -> None:
-        cluster.peer(1).channels.acks = False
-        producer = client.producer("q")
-        await producer.open()
-        await producer.send(b"0000")
-        waiting = asyncio.create_task(producer.commit())
-        await asyncio.sleep(0.01)
-        await client.close()
-        with pytest.raises(ChannelFailed, match="client was closed"):
-            await waiting
-
-    run(work)
-
-
 # ---------------------------------------------------------------------- pub-sub
 
 
@@ -427,85 +285,3 @@ def test_a_lane_that_ends_while_its_peer_lives_is_left_for_the_next() -> None:
 
     cluster = run(work, pubsub=True)
     assert sorted(everything(cluster)) == numbers(0, 10)
-
-
-# ---------------------------------------------------------------------- a store
-
-
-@pytest.mark.parametrize("pubsub", [False, True])
-def test_the_next_run_settles_what_the_store_holds_before_it_goes_on(tmp_path: Path, pubsub: bool) -> None:
-    path = tmp_path / "pending"
-
-    async def first(cluster: ScriptedCluster, client: Client) -> None:
-        producer = client.producer("q", store=path)
-        await producer.open()
-        taken = 0
-
-        def takes(lane: int, record: bytes) -> bool:
-            nonlocal taken
-            taken += 1
-            return taken <= 3
-
-        cluster.peer(1).channels.takes, cluster.peer(1).channels.acks = takes, False
-        await send(producer, 0, 8)
-        await until(lambda: taken == 8)
-        producer.abort()
-
-    async def second(cluster: ScriptedCluster, client: Client) -> None:
-        cluster.ended.add(11)
-        async with client.producer("q", store=path) as producer:
-            assert producer.non_acked_message_count in (0, 5)
-            await send(producer, 8, 12)
-
-    cluster = run(first, pubsub=pubsub)
-    assert everything(cluster) == numbers(0, 3)
-    run(second, pubsub=pubsub, cluster=cluster)
-    assert sorted(everything(cluster)) == numbers(0, 12)
-    store = FileStore(path)
-    assert store.load() == []
-    store.close()
-
-
-def test_what_fails_to_be_settled_stays_in_the_store_and_is_handed_back() -> None:
-    store = MemoryStore()
-
-    async def work(cluster: ScriptedCluster, client: Client) -> None:
-        async def produce() -> None:
-            async with client.producer("q", store=store) as producer:
-                cluster.peer(1).channels.takes = lambda lane, record: False
-                cluster.peer(1).channels.acks = False
-                await producer.send(b"0000")
-                await asyncio.sleep(0.02)
-                for peer in cluster.peers:
-                    peer.script = lambda request: Offline("no quorum")
-                cluster.peer(1).channels.end_all(EndCode.REFUSED, name="OFFLINE")
-                await producer.commit()
-
-        with pytest.raises(ChannelFailed):
-            await produce()
-        assert len(store.load()) == 1
-        with pytest.raises(ChannelFailed) as caught:
-            async with client.producer("q", store=store):
-                pass
-        assert [one.value for one in caught.value.pending] == [b"0000"]
-
-    run(work, timeout_s=0.4)
-    assert len(store.load()) == 1
-
-
-def test_a_store_that_cannot_keep_a_message_ends_the_producer_and_the_message_is_handed_back() -> None:
-    class Full(MemoryStore):
-        def append(self, number: int, values: object) -> None:
-            raise DiskFull("no room; nothing was stored")
-
-    async def work(cluster: ScriptedCluster, client: Client) -> None:
-        async def produce() -> None:
-            async with client.producer("q", store=Full()) as producer:
-                await producer.send(b"0000")
-                await producer.commit()
-
-        with pytest.raises(ChannelFailed, match="no room") as caught:
-            await produce()
-        assert [(one.value, one.fate) for one in caught.value.pending] == [(b"0000", "unsent")]
-
-    assert everything(run(work)) == []

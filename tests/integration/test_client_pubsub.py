@@ -81,7 +81,7 @@ def test_a_peer_that_dies_refuses_nobody_and_new_writes_go_on_at_once() -> None:
         await asyncio.sleep(0.01)
         done = await queue.enqueue(b"2")
         assert done.lane == 12
-        assert monotonic() - started < 1.0
+        assert monotonic() - started < 4.0  # the client's patience is 5
         cluster.ended.add(11)
         await lost
 

@@ -377,7 +377,7 @@ def test_settings_of_pledges_are_heeded(tmp_path: Path) -> None:
         wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
         body = {"branches": [{"url": service.url("/in")}], "checkback": service.url("/check")}
         peer.ask("POST", "/v1/pledges/soon/prepare", body)
-        service.wait_for("/check", 1, timeout_s=5)
+        service.wait_for("/check", 1)
         service.always("/dead", 500)
         submit(peer, "dead-soon", {"url": service.url("/dead")})
         until(peer, "dead-soon", "dead")
@@ -419,4 +419,4 @@ def test_a_client_that_hangs_up_does_not_stop_its_submit(tmp_path: Path, service
         head = "POST /v1/pledges/hung-up/submit HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         with socket.create_connection(peer.address) as connection:
             connection.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
-        service.wait_for("/in", 1, timeout_s=5)
+        service.wait_for("/in", 1)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 
 import pytest
 import trustme
 from websocket_ends import (
+    HASTY,
     KEY,
     LISTENERS,
-    LOOPS,
     REQUEST,
     Keeper,
     behind_http,
+    both_listeners,
+    both_loops,
     port_of,
     raw_client,
     raw_server,
@@ -25,13 +26,9 @@ from websocket_ends import (
 )
 from websockets.http11 import Request
 
-from avow.channel.websocket import Patience, SocketUser, accept, accept_raw, dial
+from avow.channel.websocket import SocketUser, accept, accept_raw, dial
 from avow.errors import AvowError, Busy, InvalidRequest, NotCoordinator, Offline, UnknownQueue
-
-QUICK = Patience(ping_s=0.05, silent_s=0.2, close_s=0.2, handshake_s=0.2)
-
-both_loops = pytest.mark.parametrize("loop", LOOPS)
-both_listeners = pytest.mark.parametrize("listener", LISTENERS)
+from avow.testing.cluster_ports import Ports
 
 
 async def refused(url: str, *, timeout_s: float = 5.0, tls: ssl.SSLContext | None = None) -> AvowError:
@@ -43,20 +40,15 @@ async def refused(url: str, *, timeout_s: float = 5.0, tls: ssl.SSLContext | Non
     return caught.value
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 # ---------------------------------------------------------------------- dialling
 
 
 @both_loops
 def test_where_nobody_listens_is_offline(loop: str) -> None:
-    for url in (f"ws://127.0.0.1:{free_port()}/", f"https://127.0.0.1:{free_port()}/"):
+    ports = Ports()
+    for url in (f"ws://127.0.0.1:{ports.take()}/", f"https://127.0.0.1:{ports.take()}/"):
         assert type(run(loop, refused(url))) is Offline
+    ports.release()
 
 
 @both_loops
@@ -306,7 +298,7 @@ def test_an_improper_handshake_is_answered_in_the_words_of_the_api(listener: str
 def test_a_listener_of_its_own_waits_only_so_long_for_a_handshake(loop: str, said: bytes) -> None:
     async def play() -> None:
         server = Keeper()
-        async with standing_alone(server, patience=QUICK) as url, raw_client(url) as client:
+        async with standing_alone(server, patience=HASTY) as url, raw_client(url) as client:
             with contextlib.suppress(ConnectionError):
                 client.write(said)
                 assert await client.reader.read() == b""
@@ -322,7 +314,7 @@ def test_a_refused_client_that_does_not_go_is_cut_off() -> None:
         def refuse(request: Request) -> SocketUser:
             raise Busy("not now")
 
-        server = await asyncio.get_running_loop().create_server(accept_raw(refuse, patience=QUICK), "127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(accept_raw(refuse, patience=HASTY), "127.0.0.1", 0)
         async with raw_client(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/") as client:
             client.write(REQUEST)
             assert (await client.head()).startswith(b"HTTP/1.1 503")

@@ -10,8 +10,10 @@ import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
+import pytest
 import uvloop
 from websockets.frames import Frame, Opcode
+from websockets.utils import accept_key
 
 from avow.channel.websocket import Patience, Socket, accept, accept_raw
 from avow.peer.http.exchange import Exchange
@@ -19,12 +21,16 @@ from avow.peer.http.listener import Listener
 
 T = TypeVar("T")
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 REQUEST = (
     "GET /v1/channel?role=x HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     f"Sec-WebSocket-Key: {KEY}\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: avow.channel.v1\r\n\r\n"
 ).encode()
+QUICK = Patience(ping_s=0.05, silent_s=0.2, close_s=0.2, handshake_s=10.0)
+HASTY = Patience(ping_s=0.05, silent_s=0.2, close_s=0.2, handshake_s=0.5)  # where no handshake is meant to succeed
+# for sockets that stay: both ends are in this process, and one that is held up is silent
+STEADY = Patience(ping_s=0.1, silent_s=0.6, close_s=0.5, handshake_s=10.0)
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
@@ -120,6 +126,8 @@ async def behind_http(
 
 
 LISTENERS = {"alone": standing_alone, "behind http": behind_http}
+both_loops = pytest.mark.parametrize("loop", LOOPS)
+both_listeners = pytest.mark.parametrize("listener", LISTENERS)
 
 
 def port_of(url: str) -> int:
@@ -200,3 +208,20 @@ async def ended(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         await writer.wait_closed()
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, behind: bytes = b"") -> None:
+    """The server's part of a handshake."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    key = next(line.partition(": ")[2] for line in head.split("\r\n") if line.lower().startswith("sec-websocket-key"))
+    writer.write(
+        f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Accept: {accept_key(key)}\r\nSec-WebSocket-Protocol: avow.channel.v1\r\n\r\n".encode()
+        + behind
+    )
+
+
+def hold_little(user: Keeper) -> None:
+    """The kernel of a slow network holds no megabytes, as that of loopback does."""
+    transport = user.open_socket._transport  # type: ignore[attr-defined]
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)

