@@ -2,8 +2,8 @@
 
 Java can write the classes that a program has loaded, parsed and verified, into an archive when that program ends, and
 map it when the next one starts. One driver lives for some batches and ends by itself; all that are killed later start
-from what it left. Measured as processor time of a JVM until the first batch of both queries is done: 15 s without, 8
-with it. A Java that cannot read the archive goes on without.
+from what it left. Measured as processor time of a JVM until both queries have planned their first batch: 8.6 s without,
+4.6 with it. A Java that cannot read the archive goes on without.
 """
 
 from __future__ import annotations
