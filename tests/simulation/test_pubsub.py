@@ -14,6 +14,9 @@ BEGIN = {  # shortly before the first seed that catches it: `make mutants` hunts
     "damaged answer counted": 270,
     "damage is absence": 134,
     "a fence that holds nothing": 54,
+    "snapshot ahead": 185,
+    "voters follow the membership": 412,
+    "fences forgotten": 774,
 }
 
 
