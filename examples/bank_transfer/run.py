@@ -11,6 +11,7 @@ and none was made: what left one bank has arrived in the other, once.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import random
 import tempfile
@@ -70,7 +71,7 @@ def transfer(number: int, a: Program, b: Program, seed: int) -> int | None:
     while time.monotonic() < deadline:
         try:
             said = ask(a.url + "/transfer", post=True, **order)
-        except (OSError, ValueError):  # the bank is down, or the coordinator: the same order again
+        except (OSError, ValueError, http.client.HTTPException):  # bank or coordinator is down: the same order again
             time.sleep(0.1)
             continue
         if said["committed"] is not None:

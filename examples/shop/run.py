@@ -11,6 +11,7 @@ the queue, and every message is an order.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import random
 import sqlite3
@@ -56,7 +57,7 @@ def ask(url: str, order: dict[str, Any]) -> bool | None:
     except urllib.error.HTTPError as refusal:
         with refusal:
             return False if refusal.code == 409 else None
-    except OSError:
+    except (OSError, http.client.HTTPException):  # it was killed, before or in the middle of its answer
         return None
 
 

@@ -120,7 +120,7 @@ def test_many_pledges_arrive_exactly_once_while_peers_are_killed(cluster: LocalC
                 said = ask(
                     cluster, 1 + (number + attempt) % 3, "POST", f"/v1/pledges/{gids[number]}/submit?timeout_s=5", body
                 )
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 continue
             if said.get("gid") == gids[number]:
                 return
@@ -141,7 +141,7 @@ def test_many_pledges_arrive_exactly_once_while_peers_are_killed(cluster: LocalC
 def _all_arrived(cluster: LocalCluster, gids: list[str]) -> bool:
     try:
         return set(delivered(cluster, 3)) >= set(gids)
-    except (OSError, Offline):
+    except (OSError, http.client.HTTPException, Offline):
         return False
 
 

@@ -17,6 +17,7 @@ one cluster.
 
 from __future__ import annotations
 
+import http.client
 import shutil
 import signal
 import ssl
@@ -227,7 +228,7 @@ class LocalCluster:
         try:
             with self._opener().open(request, timeout=timeout_s) as answer:
                 return msgspec.json.decode(answer.read())
-        except (OSError, urllib.error.URLError) as error:
+        except (OSError, http.client.HTTPException) as error:  # gone before its answer, or in the middle of it
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             raise Offline(f"peer {number} did not answer GET {path}: {error}; nothing was changed") from error
