@@ -13,6 +13,7 @@ import pytest
 from docs_blocks import ROOT, blocks_of, pages, uses_spark
 from docs_page import Page
 from tests.e2e.cli_cluster import Up
+from tests.java import end_java
 
 PAGES = [page for page in pages() if any(not block.not_run for block in blocks_of(page)) and uses_spark(page)]
 FEW = "--conf spark.sql.shuffle.partitions=2 --conf spark.default.parallelism=2 --driver-memory 1g pyspark-shell"
@@ -21,14 +22,12 @@ FEW = "--conf spark.sql.shuffle.partitions=2 --conf spark.default.parallelism=2 
 
 @pytest.fixture(scope="module", autouse=True)
 def _spark() -> Iterator[None]:
-    """A page that stops the session (`avow pipeline run` does) leaves the JVM to the next one."""
-    from pyspark import SparkContext
-
+    """A page that stops the session (`avow pipeline run` does) leaves the JVM to the next one, and to no other file."""
+    end_java()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_SUBMIT_ARGS", FEW)
         yield
-        if (context := SparkContext._active_spark_context) is not None:
-            context.stop()
+        end_java()
 
 
 def test_the_readme_runs_from_top_to_bottom(page: Page, up: Up) -> None:

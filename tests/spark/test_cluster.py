@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
+from tests.java import end_java
 
 from avow.client.blocking import connect_blocking
 from avow.spark.session import session
@@ -42,19 +42,7 @@ def spark(machines: SparkCluster, tmp_path: Path) -> Iterator[SparkSession]:
     made = session("cluster", master=machines.url, config=settings)
     made.sparkContext.setLogLevel("OFF")
     yield made
-    made.stop()
-    end_java()
-
-
-def end_java() -> None:
-    """A JVM keeps the settings of its first session as defaults for all that follow: those of this one are for no other
-    file of tests that this process runs."""
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(60)
-    SparkContext._gateway = SparkContext._jvm = None
+    end_java()  # and its settings
 
 
 def slowed(rows: DataFrame) -> DataFrame:
