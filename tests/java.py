@@ -1,8 +1,8 @@
 """The JVM that PySpark starts in this process, ended.
 
-It outlives the session that it was started for, and keeps two things of that moment for all that follow: the folder that
-relative paths are in, and the first session's settings, as defaults. Files of tests that run in one process would get
-those of another file.
+It outlives the session that it was started for, and keeps two things of that moment for all that follow: the folder
+that relative paths are in, and the first session's settings, as defaults. Files of tests that run in one process would
+get those of another file.
 """
 
 from __future__ import annotations
