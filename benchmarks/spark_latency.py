@@ -167,7 +167,7 @@ def arrivals(folder: Path) -> Iterator[tuple[float, float, int]]:
         at = os.stat(entry).st_ctime  # a file has its contents before its name
         for line in entry.read_bytes().splitlines():
             action = msgspec.json.decode(line, type=dict[str, Any])
-            if "add" in action:
+            if "add" in action and action["add"]["dataChange"]:  # not the same rows again, put together
                 for value in _values(folder, action["add"]["path"]):
                     sent, number = STAMP.unpack_from(value)
                     yield sent, at, number
