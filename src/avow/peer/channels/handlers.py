@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
 
 from avow.channel import browser
 from avow.channel.websocket import accept
@@ -23,6 +21,7 @@ from avow.peer.access import is_loopback
 from avow.peer.channels.opening import opening_of
 from avow.peer.http import shapes
 from avow.peer.http.errors import reply_of
+from avow.peer.http.files import File, send_file, tagged
 
 if TYPE_CHECKING:
     from avow.channel.sockets import SocketUser
@@ -84,18 +83,9 @@ def check_origin(api: Api, exchange: Exchange) -> None:
 # ---------------------------------------------------------------------- files for browsers
 
 
-class File(Struct, frozen=True):
-    body: bytes
-    content_type: bytes
-    etag: bytes
-
-
 @cache
 def _files() -> Mapping[str, File]:
-    return {
-        name: File(body, content_type.encode(), b'"%b"' % sha256(body).hexdigest()[:32].encode())
-        for name, (content_type, body) in browser.files().items()
-    }
+    return tagged(browser.files())
 
 
 def channel_module(api: Api, exchange: Exchange, asked: shapes.NoParameters, content: None) -> None:  # noqa: ARG001
@@ -111,10 +101,4 @@ def webchannel_module(api: Api, exchange: Exchange, asked: shapes.NoParameters, 
 
 
 def _send(exchange: Exchange, name: str) -> None:
-    """They change with the peer's version only; a browser asks each time and is told that it has them."""
-    file = _files()[name]
-    headers = b"etag: %b\r\n%b" % (file.etag, _ANY_ORIGIN)
-    if exchange.headers.get(b"if-none-match") == file.etag:
-        exchange.answer(304, b"", headers, file.content_type)
-    else:
-        exchange.answer(200, file.body, headers, file.content_type)
+    send_file(exchange, _files()[name], _ANY_ORIGIN)

@@ -15,12 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 from avow import dashboard
+from avow.peer.http.files import File, send_file, tagged
 
 if TYPE_CHECKING:
     from avow.peer.http.api import Api
@@ -37,18 +35,9 @@ _POLICY: Final = (
 )
 
 
-class File(Struct, frozen=True):
-    body: bytes
-    content_type: bytes
-    etag: bytes
-
-
 @cache
 def _files() -> Mapping[str, File]:
-    return {
-        name: File(body, content_type.encode(), b'"%b"' % sha256(body).hexdigest()[:32].encode())
-        for name, (content_type, body) in dashboard.files().items()
-    }
+    return tagged(dashboard.files())
 
 
 def serve(api: Api, exchange: Exchange) -> bool:
@@ -63,17 +52,8 @@ def serve(api: Api, exchange: Exchange) -> bool:
     file = _files().get(name)
     if file is None:
         return False
-    _send(exchange, file, _ALWAYS + (_policy(api) if path == _PAGE else b""))
+    send_file(exchange, file, _ALWAYS + (_policy(api) if path == _PAGE else b""))
     return True
-
-
-def _send(exchange: Exchange, file: File, headers: bytes) -> None:
-    """They change with the peer's version only; a browser asks each time and is told that it has them."""
-    headers = b"etag: %b\r\n%b" % (file.etag, headers)
-    if exchange.headers.get(b"if-none-match") == file.etag:
-        exchange.answer(304, b"", headers, file.content_type)
-    else:
-        exchange.answer(200, file.body, headers, file.content_type)
 
 
 def _policy(api: Api) -> bytes:
