@@ -6,8 +6,9 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 # more than there are cores: tests of Spark mostly wait for its programs to start
 WAITERS ?= 3
-# in the order of tests/conftest.py, so that the last files are short ones and no core is idle at the end
-BY_FILE := --dist loadfile --no-loadscope-reorder
+# in the order of tests/conftest.py, so that the last files are short ones and no core is idle at the end; a test that
+# waits for ever ends its worker (pyproject.toml), and a run that lost a worker ends too, instead of trying that test again
+BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 12
 
 WEBCLIENTS := tests/webclients/node_modules/.installed
 ARCHIVE    := $(VENV)/spark.jsa
