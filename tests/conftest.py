@@ -5,10 +5,14 @@ Property tests are judged by what they find, not by how long a loaded machine ta
 Files are given out longest first, so that the last ones are short and no core waits for another at the end. What is
 long is a list here and not a measurement of the last run, so that a fresh clone runs as fast as an old one; a file that
 is not in the list is taken for a short one, and the order within a file is never changed.
+
+Ctrl-C is heard: a shell that starts the tests in the background has their processes ignore it, and theirs in turn, and
+then a test that interrupts a program waits for its end in vain.
 """
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,9 @@ from hypothesis import settings
 
 settings.register_profile("avow", deadline=None, print_blob=True)
 settings.load_profile("avow")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
 LONGEST_FIRST = (
