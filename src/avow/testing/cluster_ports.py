@@ -15,7 +15,7 @@ import random
 import socket
 import tempfile
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from avow.errors import TooMany
 
@@ -30,7 +30,7 @@ class Ports:
     __slots__ = ("_held", "_random")
 
     def __init__(self) -> None:
-        self._held: list[IO[bytes]] = []
+        self._held: list[int] = []  # descriptors: one that nobody released goes with its process, without a word
         self._random = random.Random()
 
     def take(self, host: str = "127.0.0.1") -> int:
@@ -47,24 +47,25 @@ class Ports:
         before = len(self._held)
         if all(self._claim(port) and is_free(port) for port in ports):
             return True
-        for file in self._held[before:]:
-            file.close()
-        del self._held[before:]
+        self._release(before)
         return False
 
     def release(self) -> None:
-        for file in self._held:
-            file.close()
-        self._held.clear()
+        self._release(0)
+
+    def _release(self, first: int) -> None:
+        for held in self._held[first:]:
+            os.close(held)
+        del self._held[first:]
 
     def _claim(self, port: int) -> bool:
-        file = (_folder() / str(port)).open("wb")
+        held = os.open(_folder() / str(port), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
+            os.close(held)
             return False
-        self._held.append(file)
+        self._held.append(held)
         return True
 
 
