@@ -330,6 +330,7 @@ class BlockingQueue:
         max_bytes: int = READ_SIZE_BYTES,
         max_count: int = READ_COUNT_MAX,
         preferred: int = 0,
+        local: bool = False,
     ) -> Iterator[list[ReadBatch]]:
         """As `read` of one lane, but all batches of one answer at a time; the next answer is on its way meanwhile."""
         return self._iterate_pages(
@@ -342,6 +343,7 @@ class BlockingQueue:
                 max_bytes=max_bytes,
                 max_count=max_count,
                 preferred=preferred,
+                local=local,
             )
         )
 

@@ -183,8 +183,10 @@ class Queue:
         max_bytes: int = READ_SIZE_BYTES,
         max_count: int = READ_COUNT_MAX,
         preferred: int = 0,
+        local: bool = False,
     ) -> AsyncGenerator[list[ReadBatch], None]:
-        """As `read`, but all batches of one answer at a time. `preferred`: the number of the peer to ask first."""
+        """As `read`, but all batches of one answer at a time. `preferred`: the number of the peer to ask first;
+        `local`: where that peer is on this machine and its files can be read, the batches are taken from there."""
         info = await (self.info() if lane is None else self._outbox.known())
         lanes = [found.lane for found in info.lanes] if lane is None else [lane]
         if len(lanes) > 1 and not isinstance(after, Mapping) and (after or until is not None):
@@ -200,6 +202,7 @@ class Queue:
                 max_bytes=max_bytes,
                 max_count=max_count,
                 preferred=preferred,
+                local=local,
             )
             floor = self._outbox.seen.get(number, 0)
             own = level == "local" and floor > reader.after

@@ -14,18 +14,21 @@ checked by the peer that took the batch in, and is covered by the checksum.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from avow import limits
+from avow.client.local_files import LocalFiles, NotHere
 from avow.client.metadata import Level, queue_path
 from avow.client.outcomes import reader_of
 from avow.errors import InvalidRequest
 from avow.wire.batch import Batch
 from avow.wire.columns import plain_value_span
+from avow.wire.places import CONTENT_TYPE as PLACES
+from avow.wire.places import decode_places
 from avow.wire.ranges import CONTENT_TYPE, Range, parse_ranges
 from avow.wire.record import read_header, read_record
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 READ_SIZE_BYTES: Final = 4 * limits.MIB
 READ_COUNT_MAX: Final = 65_536
 _RANGES: Final = f"Accept: {CONTENT_TYPE}\r\n".encode()
+_PLACES: Final = f"Accept: {PLACES}, {CONTENT_TYPE};q=0.9\r\n".encode()
 
 
 class Message(Struct, frozen=True, gc=False):
@@ -204,13 +208,26 @@ class Page(Struct, frozen=True):
     end: int
 
 
-def read_page(answer: Answer, *, after: int, commit: Callable[[int, int], Awaitable[None]] | None = None) -> Page:
-    batches = []
-    for found in parse_ranges(memoryview(answer.body)):
-        read_record(found.record)  # the checksum of the body
-        batches.append(ReadBatch(found, commit))
+def read_page(
+    answer: Answer,
+    *,
+    after: int,
+    commit: Callable[[int, int], Awaitable[None]] | None = None,
+    files: LocalFiles | None = None,
+) -> Page:
+    """Raises NotHere when `files` do not have what the answer names."""
+    if files is not None and answer.header(b"content-type") == PLACES.encode():
+        batches = [ReadBatch(found, commit) for found in files.ranges(decode_places(answer.body))]
+    else:
+        batches = [ReadBatch(found, commit) for found in _received(answer.body)]
     reached = batches[-1].last_version if batches else after
     return Page(batches, answer.number(b"avow-next") or reached, answer.number(b"avow-end") or reached)
+
+
+def _received(body: bytes | bytearray) -> Iterator[Range]:
+    for found in parse_ranges(memoryview(body)):
+        read_record(found.record)  # the checksum of the body
+        yield found
 
 
 class LaneReader:
@@ -227,10 +244,13 @@ class LaneReader:
         max_count: int = READ_COUNT_MAX,
         preferred: int = 0,
         commit: Callable[[int, int], Awaitable[None]] | None = None,
+        local: bool = False,
     ) -> None:
+        """`local`: from the peer's files, where they are on this machine and can be read."""
         self._cluster, self.lane, self.after = cluster, lane, after
         self._target = queue_path(queue, "messages") + b"?lane=%d&max=%d&max_bytes=%d" % (lane, max_count, max_bytes)
         self._preferred, self._commit = preferred, commit
+        self._files = LocalFiles() if local else None
 
     async def fetch(self, *, after: int, wait_s: float = 0.0, level: Level = "local", at_least: int = 0) -> Page:
         target = self._target + b"&after=%d" % after
@@ -240,8 +260,17 @@ class LaneReader:
             target += b"&at_least=%d" % at_least
         if wait_s:
             target += b"&wait_s=%g" % wait_s
-        answer = await self._cluster.call(b"GET", target, headers=_RANGES, wait_s=wait_s, preferred=self._preferred)
-        return read_page(answer, after=after, commit=self._commit)
+        if self._files is not None:
+            try:
+                return await self._page(target, after, wait_s, self._files)
+            except NotHere:
+                self._files = None
+        return await self._page(target, after, wait_s, None)
+
+    async def _page(self, target: bytes, after: int, wait_s: float, files: LocalFiles | None) -> Page:
+        accept = _RANGES if files is None else _PLACES
+        answer = await self._cluster.call(b"GET", target, headers=accept, wait_s=wait_s, preferred=self._preferred)
+        return read_page(answer, after=after, commit=self._commit, files=files)
 
     async def pages(self, *, until: int | None, level: Level, at_least: int) -> AsyncGenerator[list[ReadBatch], None]:
         """Up to `until`, or to the end that the first answer named: so it ends, however fast others write."""

@@ -15,6 +15,7 @@ The number of this run (`incarnation`) was made durable by whoever made the node
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from msgspec import to_builtins
@@ -29,14 +30,16 @@ from avow.peer.parts import Part, Parts
 from avow.peer.pubsub_lanes import forgotten_images
 from avow.peer.pubsub_queue import PubSubQueue
 from avow.peer.queue_lane import QueueLane
-from avow.peer.reading import Served, read_ranges
+from avow.peer.reading import Served, place_ranges, read_ranges
 from avow.peer.views import LaneView, heard_ms, lane_view, lane_views, metadata_view
 from avow.queue.catalog import Queue
 from avow.queue.retention import StoredFile
 from avow.queue.state import QueueState
+from avow.queue.visible import VisibleRange
 from avow.replication.effects import LaneImage, SaveRun, SaveSnapshot
 from avow.replication.pubsub.keeping import emptied
 from avow.replication.tuning import Tuning
+from avow.storage.segments import Place
 from avow.storage.store import StoreImage
 from avow.wire.messages import Entry, Message, Snapshot
 
@@ -50,6 +53,8 @@ class Disk(Protocol):
     """What a node asks of storage while it runs; writing goes through effects."""
 
     def read(self, lane: int, *, after: int, max_entries: int, max_bytes: int) -> list[Entry]: ...
+
+    def places(self, lane: int, *, after: int, upto: int) -> list[Place]: ...
 
     def stored_files(self, lane: int) -> list[StoredFile]: ...
 
@@ -217,6 +222,15 @@ class Node(Parts):
                 raise
             raise Offline(f"{damage}. It is being copied again; ask another peer") from damage
         raise Offline(f"lane {number} is not held by this peer; ask another")
+
+    def places(self, number: int, *, after: int, max_count: int) -> list[tuple[VisibleRange, Place]]:
+        """As `read`, but where the messages lie; none: they are better read. Of two-phase queues, whose lanes' files
+        hold what the lane shows. Raises Trimmed."""
+        lane = self.lanes.get(number)
+        if lane is None:
+            return []
+        find = partial(self._disk.places, number)
+        return place_ranges(lane.state.ranges(min(after, lane.state.end), max_count), find)
 
     def peek(self, number: int, version: int) -> tuple[Entry, int, bool, tuple[int, ...]] | None:
         """By its version id, also a message that is not committed: (entry, offset in it, committed, who stored it)."""

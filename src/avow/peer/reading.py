@@ -7,18 +7,26 @@ that follow one another. An entry is handed on whole, with the part of it that i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
-from typing import Final, TypeAlias
+from itertools import islice, takewhile
+from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from avow.queue.visible import VisibleRange
+from avow.storage.segments import Place
 from avow.wire.messages import Entry
+from avow.wire.record import record_size
 
 RANGES_MAX: Final = 8_192  # in one answer
 _RANGES_FIRST: Final = 32  # looked up at first: large batches fill an answer with a few
 
+PLACED_SIZE_BYTES_MIN: Final = 16 * 1024  # of a record, on average
+
 Entries: TypeAlias = Callable[[int, int, int], Sequence[Entry]]  # (after, max_entries, max_bytes)
+
+
+class Find(Protocol):
+    def __call__(self, *, after: int, upto: int) -> Sequence[Place]: ...
 
 
 class Served(Struct, frozen=True, gc=False):
@@ -41,6 +49,18 @@ def read_ranges(ranges: Iterable[VisibleRange], entries: Entries, *, max_bytes: 
             break
         room, step = left, step * 4
     return served
+
+
+def place_ranges(ranges: Iterable[VisibleRange], find: Find) -> list[tuple[VisibleRange, Place]]:
+    """In the order of versions, up to the first whose record is in no file. None of records so small that to name
+    their places is no less than to send them."""
+    wanted = list(islice(ranges, RANGES_MAX))
+    if not wanted:
+        return []
+    held = {place.position: place for place in find(after=wanted[0].position - 1, upto=wanted[-1].position)}
+    found = [(one, held[one.position]) for one in takewhile(lambda one: one.position in held, wanted)]
+    size = sum(record_size(place.header) for _, place in found)
+    return found if size >= PLACED_SIZE_BYTES_MIN * len(found) else []
 
 
 def _read_runs(wanted: list[VisibleRange], entries: Entries, served: list[Served], room: int) -> int | None:

@@ -16,6 +16,7 @@ Names and meanings are those of Spark's Kafka source, so that a job changes its 
     failOnDataLoss, includeHeaders, minPartitions, maxRecordsPerPartition
     maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay        streams only; a batch ignores them and says so
     subscriber                    streams only: the durable cursor that follows the stream
+    localReads                    false: through the peers' sockets, also where their files are on the same machine
     archive                       a table with the versions that the queue no longer has
 """
 
@@ -58,6 +59,7 @@ NAMES: Final = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "subscriber",
+    "localReads",
     "archive",
 )
 PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
@@ -98,6 +100,7 @@ class SourceOptions(Struct, frozen=True, kw_only=True):
     trigger_rows_min: int | None = None
     trigger_delay_s: float = _TRIGGER_DELAY_S
     subscriber: str | None = None
+    local_reads: bool = True
     archive: str | None = None
     ignored: tuple[str, ...] = ()
 
@@ -146,6 +149,7 @@ def _options(found: Mapping[str, str], *, start: Bound, end: Bound, ignored: tup
         trigger_rows_min=_read(found, "minOffsetsPerTrigger", _positive),
         trigger_delay_s=_TRIGGER_DELAY_S if delay_s is None else delay_s,
         subscriber=found.get("subscriber"),
+        local_reads=_flag("localReads", found.get("localReads"), default=True),
         archive=found.get("archive"),
         ignored=ignored,
     )

@@ -2,8 +2,9 @@
 
 A task asks one peer for large pages of raw batches, several MiB each, with the next page on its way while Spark takes
 the rows of this one. Tasks ask different peers first, so all of them share the load; any peer that has the versions
-will do, and the level `at_least` makes a peer that lags behind wait until it has them, or be passed over. That every
-version of the range came, once and in order, is checked here and not hoped for.
+will do, and the level `at_least` makes a peer that lags behind wait until it has them, or be passed over. A peer on the
+task's own machine names the places of its batches instead of sending them, and the task takes them from there (option
+`localReads`). That every version of the range came, once and in order, is checked here and not hoped for.
 """
 
 from __future__ import annotations
@@ -59,30 +60,32 @@ def read_part(options: SourceOptions, part: InputPartition, schema: pa.Schema) -
         versions = part.versions
         rows = LaneRows(schema, queue=versions.queue, lane=versions.lane)
         with open_client(options) as client:
-            for page in pages_of(client.queue(versions.queue), part, fail_on_data_loss=options.fail_on_data_loss):
+            for page in pages_of(client.queue(versions.queue), part, options):
                 yield from rows.record_batches(page)
 
 
-def pages_of(queue: BlockingQueue, part: LanePart, *, fail_on_data_loss: bool) -> Iterator[Sequence[ReadBatch]]:
+def pages_of(queue: BlockingQueue, part: LanePart, options: SourceOptions) -> Iterator[Sequence[ReadBatch]]:
     """Every version of the range that exists, in order. What was trimmed meanwhile is reported."""
     versions, at = part.versions, part.versions.start
     for _ in range(_TRIMS_MAX):
         try:
-            for page in _pages(queue, versions, at=at, preferred=part.preferred):
+            for page in _pages(queue, versions, at=at, preferred=part.preferred, local=options.local_reads):
                 at = _following(versions, page, at=at)
                 yield page
         except Trimmed:
             lost, there = lost_part(_from(versions, at), _first_version(queue, versions))
             if lost is None:
                 raise
-            report_loss(lost, fail=fail_on_data_loss)
+            report_loss(lost, fail=options.fail_on_data_loss)
             at = versions.end if there is None else there.start
         if at >= versions.end:
             return
     raise Trimmed(f"{versions}: trimmed again and again while it was read; it was given up at {at}. Read again")
 
 
-def _pages(queue: BlockingQueue, versions: LaneRange, *, at: int, preferred: int) -> Iterator[list[ReadBatch]]:
+def _pages(
+    queue: BlockingQueue, versions: LaneRange, *, at: int, preferred: int, local: bool
+) -> Iterator[list[ReadBatch]]:
     last = versions.end - 1
     return queue.pages(
         after=at - 1,
@@ -93,6 +96,7 @@ def _pages(queue: BlockingQueue, versions: LaneRange, *, at: int, preferred: int
         max_bytes=PAGE_SIZE_BYTES,
         max_count=min(PAGE_ROWS_MAX, versions.end - at),
         preferred=preferred,
+        local=local,
     )
 
 

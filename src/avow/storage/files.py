@@ -60,6 +60,10 @@ class Files(Protocol):
 
     def free_bytes(self) -> int: ...
 
+    def place(self, path: str) -> str:
+        """Where other processes on this machine find the file; empty: nowhere."""
+        ...
+
 
 class DiskFiles:
     """The operating system's files below one folder."""
@@ -129,6 +133,9 @@ class DiskFiles:
     def free_bytes(self) -> int:
         state = os.statvfs(self._root)
         return state.f_bavail * state.f_frsize
+
+    def place(self, path: str) -> str:
+        return f"{os.path.abspath(self._root)}/{path}"
 
 
 def fill_with_zeros(files: Files, path: str, *, size: int) -> None:

@@ -37,7 +37,7 @@ from avow.storage.lane import Lane, Saved, Step
 from avow.storage.queued import Queued
 from avow.storage.recovery import RecoveredLane, Sizes, recover
 from avow.storage.room import Room, is_no_space
-from avow.storage.segments import LaneFiles
+from avow.storage.segments import LaneFiles, Place
 from avow.storage.settle import Settlement, Settling
 from avow.storage.state import LaneState
 from avow.storage.store import StoreImage, StoreStatistics, Synced, Then, _receipt
@@ -390,6 +390,11 @@ class FileStore:
     def read(self, lane: int, *, after: int, max_entries: int, max_bytes: int) -> list[Entry]:
         held = self._lanes.get(lane)
         return [] if held is None else held.read(after=after, max_entries=max_entries, max_bytes=max_bytes)
+
+    def places(self, lane: int, *, after: int, upto: int) -> list[Place]:
+        """Where entries lie for who can read this machine's files: as many as do, from after+1 on."""
+        held = self._lanes.get(lane)
+        return [] if held is None else held.places(after=after, upto=upto)
 
     def stored_files(self, lane: int) -> list[StoredFile]:
         """The lane's files, oldest first, for retention. The newest message of a file is taken to be its last."""

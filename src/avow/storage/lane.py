@@ -16,6 +16,7 @@ Written by the owner of the store, applied by its sync thread, read by anyone: e
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from avow.storage.checkpoint import LaneMeta, snapshot_path, write_snapshot
 from avow.storage.files import Files
 from avow.storage.recovery import RecoveredLane, meta_of
 from avow.storage.room import is_no_space
+from avow.storage.segments import Place
 from avow.storage.state import LaneState
 from avow.storage.store import entry_size_bytes
 from avow.wire.messages import Entry
@@ -216,6 +218,15 @@ class Lane:
             if after + len(found) < self._file_to:
                 return found
             return self._add_waiting(found, after, max_entries, max_bytes)
+
+    def places(self, *, after: int, upto: int) -> list[Place]:
+        """Of entries after+1 .. upto, as many as are in the lane's files; none that are damaged, or trimmed."""
+        with self.lock:
+            found: list[Place] = []
+            if self.written.base <= after and self.files.segments and self.files.reachable:
+                with contextlib.suppress(StorageDamaged):
+                    found.extend(self.files.places(after=after, upto=min(upto, self._file_to)))
+            return found
 
     def _read_files(self, after: int, max_entries: int, max_bytes: int) -> list[Entry]:
         found: list[Entry] = []

@@ -22,6 +22,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from avow.errors import Malformed, StorageDamaged
@@ -44,6 +45,16 @@ class Segment:
 
     def __init__(self, *, first: int, path: str, size: int, index: Index | None) -> None:
         self.first, self.path, self.size, self.index = first, path, size, index
+
+
+class Place(Struct, frozen=True, gc=False):
+    """Where a record lies, and its header. `full`: nothing will be written to that file any more."""
+
+    position: int
+    path: str
+    full: bool
+    offset: int
+    header: bytes
 
 
 class LaneFiles:
@@ -192,6 +203,11 @@ class LaneFiles:
 
     # -------------------------------------------------------------- reading
 
+    @property
+    def reachable(self) -> bool:
+        """Other processes on this machine can find the files."""
+        return bool(self._files.place(self.folder))
+
     def place(self, position: int) -> tuple[int, int]:
         """(first position of a file, byte in it) at which `position` starts or would start. Raises StorageDamaged."""
         segment, _ = self._holding(position, upto=position)
@@ -219,6 +235,25 @@ class LaneFiles:
                         return
                     record = window.at(offset, size=_record_bytes(header))
                     yield _unpack(record, position=at, file=segment.path, offset=offset)
+                at, offset = at + 1, offset + _record_bytes(header)
+            if at < stop:
+                raise _missing(segment.path, offset, position=at)
+            position = stop
+
+    def places(self, *, after: int, upto: int) -> Iterator[Place]:
+        """Where entries after+1 .. upto lie, in order; headers are verified, bodies not looked at.
+
+        Raises StorageDamaged at the first that is not there.
+        """
+        position = after + 1
+        while position <= upto:
+            segment, stop = self._holding(position, upto=upto)
+            at, offset = self._index(segment).before(position)
+            path, full = self._files.place(segment.path), segment is not self.segments[-1]
+            window = _Window(self, segment, ahead=_HEADER_PROBE_BYTES)
+            for header in self._headers(segment, position=at, offset=offset, stop=stop, window=window):
+                if at >= position:
+                    yield Place(at, path, full, offset, bytes(window.at(offset, size=HEADER_SIZE_BYTES)))
                 at, offset = at + 1, offset + _record_bytes(header)
             if at < stop:
                 raise _missing(segment.path, offset, position=at)
@@ -340,13 +375,15 @@ class _Window:
     """A file's bytes for somebody who walks it: small records come out of what was read ahead, a large one by itself.
 
     What is read ahead grows while records are small. A header behind a large record is read with little around it.
+    `ahead`: always so much, for who wants headers only.
     """
 
-    __slots__ = ("_ahead", "_data", "_files", "_segment", "_start")
+    __slots__ = ("_ahead", "_data", "_files", "_most", "_segment", "_start")
 
-    def __init__(self, files: LaneFiles, segment: Segment) -> None:
+    def __init__(self, files: LaneFiles, segment: Segment, *, ahead: int = 0) -> None:
         self._files, self._segment = files, segment
-        self._data, self._start, self._ahead = memoryview(b""), 0, _PROBE_BYTES
+        self._data, self._start = memoryview(b""), 0
+        self._ahead, self._most = ahead or _PROBE_BYTES, ahead or _WINDOW_BYTES
 
     def at(self, offset: int, *, size: int) -> memoryview:
         """As many bytes as the file has."""
@@ -356,7 +393,7 @@ class _Window:
         begin = offset - self._start
         if begin + size > len(self._data):
             self._data = memoryview(self._files.read(self._segment, size=max(size, self._ahead), offset=offset))
-            self._ahead = min(self._ahead * 16, _WINDOW_BYTES)
+            self._ahead = min(self._ahead * 16, self._most)
             self._start, begin = offset, 0
         return self._data[begin : begin + size]
 

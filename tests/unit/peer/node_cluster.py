@@ -15,6 +15,7 @@ from avow.queue.retention import StoredFile
 from avow.replication.effects import SaveRun
 from avow.replication.tuning import Tuning
 from avow.storage.memory import MemoryStore
+from avow.storage.segments import Place
 from avow.wire.batch import encode_batch
 from avow.wire.messages import Kind, Message
 from avow.wire.record import unpack_entry
@@ -23,13 +24,16 @@ STEP_S = 0.01
 
 
 class Disk:
-    """A memory store with the two questions a node asks."""
+    """A memory store with the three questions a node asks."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
 
     def read(self, lane, *, after, max_entries, max_bytes):
         return self.store.read(lane, after=after, max_entries=max_entries, max_bytes=max_bytes)
+
+    def places(self, lane: int, *, after: int, upto: int) -> list[Place]:
+        return []
 
     def stored_files(self, lane: int) -> list[StoredFile]:
         return []

@@ -114,6 +114,29 @@ def test_files_roll_over_and_read_as_one() -> None:
     assert [entry.position for entry in again.entries(after=13, upto=15)] == [14, 15]
 
 
+def test_places_name_the_bytes_of_each_record_and_which_files_are_full(tmp_path: Path) -> None:
+    (tmp_path / "lanes").mkdir()
+    lane = LaneFiles(DiskFiles(tmp_path), 1, segment_size_bytes=400, index_interval_bytes=150, report=[].append)
+    assert lane.reachable
+    for first in range(1, 20, 2):
+        append(lane, first, first + 1)
+    for after in (0, 3, 18):
+        found = list(lane.places(after=after, upto=20))
+        assert [place.position for place in found] == list(range(after + 1, 21))
+        for place, record in zip(found, packed(after + 1, 20), strict=True):
+            data = Path(place.path).read_bytes()[place.offset :]
+            assert place.header == record[: len(place.header)]
+            assert data.startswith(record)
+            assert place.full == (place.path != str(tmp_path / lane.segments[-1].path))
+    assert len(lane.segments) > 2
+    with pytest.raises(StorageDamaged):
+        list(lane.places(after=0, upto=21))
+
+
+def test_files_in_memory_have_no_places() -> None:
+    assert not lane_files(RecordedFiles()).reachable
+
+
 @pytest.mark.parametrize("end", range(21))
 def test_a_cut_at_any_position_lets_other_entries_follow(end: int) -> None:
     lane = lane_files(RecordedFiles())

@@ -90,6 +90,12 @@ class Connection(asyncio.Protocol):
         if self.listener.crowded:
             self._refuse(reply_of(Busy("this peer has all the connections it takes; nothing was done. Try another")))
 
+    @property
+    def same_machine(self) -> bool:
+        """Both ends have the same address: whoever connects from elsewhere has another."""
+        ends = [self._transport.get_extra_info(name) for name in ("peername", "sockname")] if self._transport else []
+        return len(ends) == 2 and all(ends) and ends[0][0] == ends[1][0]
+
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
         self._out.clear()

@@ -4,14 +4,15 @@ A level is about what this peer may show: `local` is whatever it has; `at_least`
 knows of; `linearizable` asks the coordinator what was acknowledged before. Once that is settled the messages are read
 from here. A reader that is at the end may wait (`wait_s`): that is waiting for the next version, with patience.
 
-Raw batches leave as they are stored, in ranges (`wire.ranges`). Lines of JSON are made here, message by message, so an
-answer of lines is bounded; `avow-next` says where to go on.
+Raw batches leave as they are stored, in ranges (`wire.ranges`). A reader on this machine may ask for the places of
+their records in the lane's files instead (`wire.places`), and gets them where that is worth it, else the batches. Lines
+of JSON are made here, message by message, so an answer of lines is bounded; `avow-next` says where to go on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from avow.errors import InvalidRequest, Trimmed, UnknownMessage
@@ -24,11 +25,15 @@ from avow.peer.http.exchange import Exchange, Piece
 from avow.peer.http.lines import lines_of, message_fields
 from avow.peer.http.route import NDJSON
 from avow.peer.reading import Served
+from avow.queue.visible import VisibleRange
+from avow.storage.segments import Place
 from avow.wire.batch import Batch, pack_entry
+from avow.wire.places import CONTENT_TYPE as PLACES
+from avow.wire.places import PlacedRange, Places, encode_places
 from avow.wire.ranges import CONTENT_TYPE as BATCHES
 from avow.wire.ranges import range_parts
 
-_TYPES: Final = (NDJSON, BATCHES)
+_TYPES: Final = (NDJSON, BATCHES, PLACES)
 
 
 def read(api: Api, exchange: Exchange, asked: shapes.ReadParameters, content: None) -> None:  # noqa: ARG001
@@ -102,15 +107,43 @@ def _serve(api: Api, exchange: Exchange, target: Target, asked: shapes.ReadParam
         exchange.reply(reply_of(gone, details={"trimmed_to": trimmed_to}))
         return
     kind = negotiate(exchange.headers.get(b"accept", b"*/*"), _TYPES)
-    lines = kind != BATCHES
+    if kind == PLACES:
+        placed = exchange.connection.same_machine and api.node.places(
+            target.number, after=asked.after, max_count=asked.max
+        )
+        if placed:
+            last = placed[-1][0].first_version + placed[-1][0].count - 1
+            body = encode_places(_places(placed, lane=target.lane))
+            exchange.answer(200, body, _cursors(last, end, trimmed_to), PLACES.encode())
+            return
+    lines = kind not in (BATCHES, PLACES)
     served: list[Served] = []
     if asked.after < end:
         count = min(asked.max, shapes.LINES_MAX) if lines else asked.max
         served = api.node.read(target.number, after=asked.after, max_count=count, max_bytes=asked.max_bytes)
     last = served[-1].first_version + served[-1].count - 1 if served else asked.after
-    headers = b"avow-next: %d\r\navow-end: %d\r\navow-trimmed: %d\r\n" % (last, end, trimmed_to)
-    body: bytes | list[Piece] = lines_of(served, lane=target.lane) if lines else _ranges(served, lane=target.lane)
-    exchange.answer(200, body, headers, (NDJSON if lines else BATCHES).encode())
+    found: bytes | list[Piece] = lines_of(served, lane=target.lane) if lines else _ranges(served, lane=target.lane)
+    exchange.answer(200, found, _cursors(last, end, trimmed_to), (NDJSON if lines else BATCHES).encode())
+
+
+def _cursors(last: int, end: int, trimmed_to: int) -> bytes:
+    return b"avow-next: %d\r\navow-end: %d\r\navow-trimmed: %d\r\n" % (last, end, trimmed_to)
+
+
+def _places(placed: Sequence[tuple[VisibleRange, Place]], *, lane: int) -> Places:
+    numbers: dict[tuple[str, bool], int] = {}
+    ranges = [
+        PlacedRange(
+            meant.first_version,
+            meant.offset,
+            meant.count,
+            numbers.setdefault((place.path, place.full), len(numbers)),
+            place.offset,
+            place.header,
+        )
+        for meant, place in placed
+    ]
+    return Places(lane, list(numbers), ranges)
 
 
 def _ranges(served: list[Served], *, lane: int) -> list[Piece]:

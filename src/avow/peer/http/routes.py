@@ -29,6 +29,7 @@ from avow.errors import (
 from avow.peer.http import shapes
 from avow.peer.http.route import BATCH, JSON, METRICS, NDJSON, SCRIPT, TEXT, Errors, Route
 from avow.peer.http.routes_pledges import PLEDGES
+from avow.wire.places import CONTENT_TYPE as PLACES
 from avow.wire.ranges import CONTENT_TYPE as BATCHES
 
 _LANES: Final[Errors] = (UnknownQueue, NotCoordinator)
@@ -202,7 +203,7 @@ READING: Final = (
         shapes.ReadParameters,
         right="read",
         answer=str,
-        answer_types=(NDJSON, BATCHES),
+        answer_types=(NDJSON, BATCHES, PLACES),
         errors=(*_LANES, Trimmed),
         headers=_CURSORS,
     ),
