@@ -14,7 +14,9 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import sin
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from playwright.sync_api import Browser
@@ -37,7 +39,7 @@ master = "local[1]"
 config = {{ "spark.sql.shuffle.partitions" = 1, "spark.ui.enabled" = false }}
 """
 QUEUE = "avow.pipelines"
-REPORTS = 40  # seconds of a pipeline's life that its picture shows
+BATCHES = 60  # of the pipeline, one a second: what its picture shows
 PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cluster": ("", {}),
     "cluster-dark": ("", {"color_scheme": "dark"}),
@@ -59,7 +61,7 @@ def main() -> None:
         stage.fill(cluster)
         stage.pledge(cluster)
         with writing(cluster), archiving(cluster, Path(place)):
-            wait_until(lambda: reports(cluster) >= REPORTS, timeout_s=240, what="reports of the pipeline")
+            wait_until(lambda: batches(cluster) >= BATCHES, timeout_s=300, what="batches of the pipeline")
             for name, (page, options) in PICTURES.items():
                 take(browser, f"{cluster.api(1)}/dashboard/#/{page}", folder / f"dashboard-{name}.png", options)
 
@@ -73,25 +75,26 @@ def take(browser: Browser, url: str, path: Path, options: dict[str, Any]) -> Non
     sys.stdout.write(f"{path}\n")
 
 
-def reports(cluster: LocalCluster) -> int:
-    """How often a pipeline that has written rows said so."""
+def batches(cluster: LocalCluster) -> int:
+    """How many the pipeline has said to have written."""
     queues = stage.ask(cluster, "GET", "/v1/queues?internal=true")["queues"]
     if not any(queue["name"] == QUEUE for queue in queues):
         return 0
     with connect_blocking(cluster.addresses) as client:
         values = [value for batch in client.queue(QUEUE).read() for value in batch.values()]
-    return sum(json.loads(value)["rows"] > 0 for value in values)
+    return max((json.loads(value)["batches"] for value in values), default=0)
 
 
 @contextmanager
 def writing(cluster: LocalCluster) -> Iterator[None]:
-    """Orders, some each second, with a subscriber that follows a little behind."""
+    """Orders, more and less of them each second, with a subscriber that follows a little behind."""
     over = threading.Event()
+    began = monotonic()
 
     def write() -> None:
         number = 2000
         while not over.wait(0.1):
-            for _ in range(1 + number % 4):
+            for _ in range(round(3 + 2 * sin((monotonic() - began) / 4))):
                 number += 1
                 order = {"order": number, "item": ("tea", "book", "lamp")[number % 3], "amount": 5 + number % 7}
                 stage.write(cluster, "orders", json.dumps(order), key=f"customer {number % 9}")

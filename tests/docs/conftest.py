@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from docs_page import Page
-from tests.e2e.cli_cluster import Up
+from tests.e2e.cli_cluster import Up, ready
 
 import avow
 from avow.testing.cluster import wait_until
@@ -17,13 +17,8 @@ from avow.testing.cluster import wait_until
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    running = Up(tmp_path_factory.mktemp("up") / "data")
-    try:
-        running.wait_for("ready")
+    with ready(tmp_path_factory.mktemp("up") / "data") as running:
         yield running
-        assert running.end() == 0
-    finally:
-        running.kill()
 
 
 @pytest.fixture(scope="module")

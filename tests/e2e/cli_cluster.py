@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,18 @@ class Up:
             return 0
 
         return wait_until(found, what="free ports")
+
+
+@contextmanager
+def ready(folder: Path) -> Iterator[Up]:
+    """A cluster that serves, and that ends well when it is told to."""
+    running = Up(folder)
+    try:
+        running.wait_for("ready")
+        yield running
+        assert running.end() == 0
+    finally:
+        running.kill()
 
 
 def avow(*arguments: str, api: str = "", stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cli_cluster import Up
+from cli_cluster import Up, ready
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    running = Up(tmp_path_factory.mktemp("up") / "data")
-    try:
-        running.wait_for("ready")
+    with ready(tmp_path_factory.mktemp("up") / "data") as running:
         yield running
-        assert running.end() == 0
-    finally:
-        running.kill()
