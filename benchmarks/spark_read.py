@@ -11,6 +11,9 @@ Queue and parquet are taken in turn, then values and tuples, after rounds that d
 meanwhile); each is as good as its median round, since one lucky round among few decides a best. The claims are ratios
 within the run: queue to parquet at least 0.8, queue to tuples at least 10. Needs Java.
 
+Tasks hand rows to the JVM through Unix sockets (a setting of Spark's, said in docs/spark.md), and take batches from the
+peers' files, which are on the same machine as those of Parquet.
+
 `python -m benchmarks spark --messages 1000000 --rounds 5 --lanes 2 --peers 3`
 """
 
@@ -47,6 +50,7 @@ BATCH_COUNT: Final = 10_000
 ROUNDS: Final = 7
 ROUNDS_BEFORE: Final = 6
 TUPLE_MESSAGES_MAX: Final = 1_000_000  # at a tenth of the speed; the figure is a rate
+CONFIG: Final = {"spark.driver.memory": "2g", "spark.python.unix.domain.socket.enabled": "true"}
 PARQUET_RATIO_MIN: Final = 0.8
 TUPLES_RATIO_MIN: Final = 10.0
 
@@ -136,7 +140,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, object]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH", "")]))
     with LocalCluster(asked.peers) as cluster:
         fill(cluster.addresses, messages=asked.messages, lanes=asked.lanes)
-        spark = session("benchmark", master=f"local[{asked.lanes}]", config={"spark.driver.memory": "2g"})
+        spark = session("benchmark", master=f"local[{asked.lanes}]", config=CONFIG)
         spark.sparkContext.setLogLevel("ERROR")
         try:
             medians = measure(spark, cluster.addresses, messages=asked.messages, rounds=asked.rounds, lanes=asked.lanes)

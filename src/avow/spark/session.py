@@ -7,7 +7,6 @@ What is set, and why:
     checkpoints              Spark's default manager starts a process for each file; renaming is enough on a local disk
     Arrow                    on, also for rows that leave for pandas
     daemon                   workers start sooner and do not look for garbage in what was imported; see `daemon`
-    Unix sockets             on between the JVM and its Python: rows cost a third less to hand over than through TCP
     UI                       off: it takes a port and a second of every start
     Arrow's checks           off in the JVM: each access to a value checks its bounds and its null otherwise, a tenth of
                              what a read costs; Spark checks for nulls itself
@@ -37,7 +36,6 @@ ARROW_UNCHECKED: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enabl
 DAEMON: Final = "avow.spark.daemon"
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.daemon.module": DAEMON,
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
