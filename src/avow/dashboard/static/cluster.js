@@ -58,7 +58,7 @@ function draw(data) {
 		),
 		data.disk_full && h("p.problem", h("strong", "DISK_FULL"), " The disk of the peer that answers is full: it stores nothing more. Free space, or trim queues."),
 		panel("Map", lane_map(data, room()), h("p.legend", h("i.key.lead"), "coordinator, or the owner of a pub-sub lane ",
-			h("i.key.copy"), "a copy ", h("i.key.cursor"), "a subscriber's cursor, on the bar from the first message kept to the last")),
+			h("i.key.copy"), "a copy ", h("i.key.cursor"), "a subscriber's cursor, on the bar from the first message kept to the last; brown: messages wait for it")),
 		panel("Peers", peer_table(data)),
 		panel("Lanes", lane_table(data)),
 	];
