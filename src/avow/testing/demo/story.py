@@ -14,6 +14,8 @@ thirds, so a short run has all acts. Every wait looks whether somebody wants an 
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +39,7 @@ DOWN_S: Final = 2.0  # a peer, after others took over: orders go on without it
 CLOSED_S: Final = 1.0  # the shop
 MIDDLE_S: Final = 2.0  # how long a moment is looked for at which orders are open
 MIDDLE_ORDERS: Final = 3
+SETTLED_S: Final = 0.05  # for requests that are on their way to a peer
 PATIENCE_S: Final = 120.0
 
 T = TypeVar("T")
@@ -144,8 +147,7 @@ class Story:
 
     def kill_shop(self) -> None:
         chain, pid = self._chain, self._chain.shop.pid
-        self._wait_middle()
-        chain.shop.kill()
+        self._kill_in_the_middle()
         with chain.load.kept_outside():
             gids = chain.undecided()
             text = f"kill -9 {pid}: the shop, with {plural(len(gids), 'order')} undecided: did they commit?"
@@ -211,13 +213,21 @@ class Story:
         named = self._chain.coordinators()
         return named if len(named) >= lanes and not {0, dead} & set(named) else None
 
-    def _wait_middle(self) -> None:
-        """For a moment at which some orders are open, or one, if there is one soon."""
-        began_s, wanted = time.monotonic(), MIDDLE_ORDERS
-        while len(self._chain.undecided()) < wanted and not self._chain.load.over:
+    def _kill_in_the_middle(self) -> None:
+        """Of some orders, or of one, if there is such a moment soon. The shop stands still while it is looked for: an
+        order is open for some milliseconds only, which is less than it takes to ask."""
+        chain, began_s, wanted = self._chain, time.monotonic(), MIDDLE_ORDERS
+        while True:
+            os.kill(chain.shop.pid, signal.SIGSTOP)
+            self._pause(SETTLED_S)
+            if len(chain.undecided()) >= wanted or chain.load.over:
+                break
+            os.kill(chain.shop.pid, signal.SIGCONT)
+            self._pause(SETTLED_S)
             self._must_go_on()
             waited_s = time.monotonic() - began_s
             wanted = 0 if waited_s > 2 * MIDDLE_S else 1 if waited_s > MIDDLE_S else wanted
+        chain.shop.kill()
 
     def _all_decided(self, gids: set[str]) -> Decided | None:
         decided = self._chain.decided(gids)
