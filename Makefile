@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
-# more than there are cores: most tests wait, for programs that start or die, and for disks
+# more than there are cores: tests of Spark mostly wait for its programs to start
 WAITERS ?= 3
 # in the order of tests/conftest.py, so that the last files are short ones and no core is idle at the end; a test that
 # waits for ever ends its worker (pyproject.toml), and a run that lost a worker ends too, instead of trying that test again
@@ -29,7 +29,7 @@ channel: install        ## the channel's state machine at full length: 3,000 run
 	@AVOW_CHANNEL_EXAMPLES=3000 $(BIN)/pytest -q tests/simulation/test_channel_machine.py
 
 test: check web services $(ARCHIVE) ## everything: static checks, then every test, longest files first; no file is split
-	@$(BIN)/pytest -n $(WAITERS) $(BY_FILE) tests/integration tests/e2e tests/contract tests/simulation tests/dashboard tests/packaging
+	@$(BIN)/pytest -n $(WORKERS) $(BY_FILE) tests/integration tests/e2e tests/contract tests/simulation tests/dashboard tests/packaging
 	@$(BIN)/pytest -n $(WAITERS) $(BY_FILE) tests/spark tests/docs
 
 check: install          ## the fast loop: format, lint, layers, types, unit tests, transcripts

@@ -39,8 +39,11 @@ class Listener:
         self.number, self.run, self.cluster = number, run, cluster
         self.heard: list[tuple[int, int, Message]] = []
         self.known: dict[int, str] = {}
+        self.told: dict[int, str] = {}
         accepting, dialling = tls
-        self.links = Links(self, me=number, addresses=lambda: self.known, accepting=accepting, dialling=dialling)
+        self.links = Links(
+            self, me=number, addresses=lambda: self.known, told=self.told, accepting=accepting, dialling=dialling
+        )
 
     async def listen(self) -> str:
         host, port = await self.links.listen("127.0.0.1", 0)
@@ -121,6 +124,20 @@ def test_a_later_run_replaces_the_link_and_an_earlier_one_is_refused() -> None:
         await until(lambda: int(low.links.statistics()["refused"]) >= 2 or ghost.links.connected == [])
         assert low.links.connected == []
         await stop(low, ghost)
+
+    run(scenario)
+
+
+def test_a_peer_that_is_not_where_the_cluster_remembers_it_is_found_where_the_operator_says() -> None:
+    async def scenario() -> None:
+        first, second, other = Listener(1), Listener(2), Listener(1, cluster=b"another cluster.")
+        second.told[1] = await first.listen()
+        second.dial(1, await other.listen())
+        await until(lambda: 1 in second.links.connected)
+        second.say(1, Heartbeat(1, coordinating=False, cursor=1))
+        await until(lambda: bool(first.heard))
+        assert not other.heard
+        await stop(first, second, other)
 
     run(scenario)
 

@@ -20,7 +20,8 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Protocol, cast
 
 from avow.errors import AvowError, FolderUnusable, Malformed
@@ -144,7 +145,11 @@ class Link(asyncio.BufferedProtocol):
 
 
 class Links:
-    """All links of one peer. `addresses` is asked before each dial, so that a peer that moved is found again."""
+    """All links of one peer. `addresses` is asked before each dial, so that a peer that moved is found again.
+
+    `told`: where the operator says that peers are, as of this start. What the cluster knows may be older: a quorum that
+    is back before the last of the peers that moved remembers where that one was. So both are tried in turn.
+    """
 
     def __init__(
         self,
@@ -152,10 +157,11 @@ class Links:
         *,
         me: int,
         addresses: Callable[[], dict[int, str]],
+        told: Mapping[int, str] = MappingProxyType({}),
         accepting: ssl.SSLContext | None = None,
         dialling: ssl.SSLContext | None = None,
     ) -> None:
-        self.receiver, self._me, self._addresses = receiver, me, addresses
+        self.receiver, self._me, self._addresses, self._told = receiver, me, addresses, told
         self._accepting, self._dialling = accepting, dialling
         self._by_peer: dict[int, Link] = {}
         self._unflushed: dict[int, Link] = {}
@@ -187,7 +193,7 @@ class Links:
     async def _keep(self, peer: int) -> None:
         attempt = 0
         while peer in (known := self._addresses()):
-            link = await self._dial(peer, known[peer])
+            link = await self._dial(peer, self._told.get(peer, known[peer]) if attempt % 2 else known[peer])
             if link is not None:
                 await link.closed.wait()
                 attempt = 0 if link.peer else attempt

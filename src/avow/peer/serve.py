@@ -105,7 +105,8 @@ async def _serve(settings: Settings, sizes: Sizes) -> int:
         settings=settings, cluster=cluster, identity=identity, folder=folder, store=store, image=image, book=book
     )
     accepting, dialling = link_contexts(settings)
-    links = Links(peer, me=peer.number, addresses=peer.addresses, accepting=accepting, dialling=dialling)
+    founders = founders_of(settings) if settings.founders else {}
+    links = Links(peer, me=peer.number, addresses=peer.addresses, told=founders, accepting=accepting, dialling=dialling)
     await peer.start(links)
     server = HttpServer(peer, settings, tls=server_context(settings))
     try:
