@@ -52,15 +52,20 @@ def read_ranges(ranges: Iterable[VisibleRange], entries: Entries, *, max_bytes: 
 
 
 def place_ranges(ranges: Iterable[VisibleRange], find: Find) -> list[tuple[VisibleRange, Place]]:
-    """In the order of versions, up to the first whose record is in no file. None of records so small that to name
-    their places is no less than to send them."""
-    wanted = list(islice(ranges, RANGES_MAX))
+    """In the order of versions, up to the first whose record is in no file. None when the first few are so small that
+    to name their places is no less than to send them."""
+    source = iter(ranges)
+    found = _placed(list(islice(source, _RANGES_FIRST)), find)
+    if sum(record_size(place.header) for _, place in found) < PLACED_SIZE_BYTES_MIN * len(found):
+        return []
+    return found + _placed(list(islice(source, RANGES_MAX)), find) if len(found) == _RANGES_FIRST else found
+
+
+def _placed(wanted: list[VisibleRange], find: Find) -> list[tuple[VisibleRange, Place]]:
     if not wanted:
         return []
     held = {place.position: place for place in find(after=wanted[0].position - 1, upto=wanted[-1].position)}
-    found = [(one, held[one.position]) for one in takewhile(lambda one: one.position in held, wanted)]
-    size = sum(record_size(place.header) for _, place in found)
-    return found if size >= PLACED_SIZE_BYTES_MIN * len(found) else []
+    return [(one, held[one.position]) for one in takewhile(lambda one: one.position in held, wanted)]
 
 
 def _read_runs(wanted: list[VisibleRange], entries: Entries, served: list[Served], room: int) -> int | None:
