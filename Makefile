@@ -4,22 +4,25 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
-# more than there are cores: tests of Spark mostly wait for its programs to start
+# more than there are cores: half of what the longer tests do is waiting for processes to start
 WAITERS ?= 3
+# tests start hundreds of Python processes; each would compile all it imports again
+unexport PYTHONDONTWRITEBYTECODE
 # in the order of tests/conftest.py, so that the last files are short ones and no core is idle at the end; a test that
 # waits for ever ends its worker (pyproject.toml), and a run that lost a worker ends too, instead of trying that test again
-BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 12
+BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20
 
 WEBCLIENTS := tests/webclients/node_modules/.installed
 ARCHIVE    := $(VENV)/spark.jsa
 
-.PHONY: run simulate mutants channel test check bench fmt install web services java clean
+.PHONY: run simulate mutants channel test check coverage bench fmt install web services java clean
 
 run: java               ## orders on their way to a table while a peer and the shop are killed; ARGS="--keep"
 	@$(BIN)/avow demo $(ARGS)
 
-simulate: install       ## simulate both strategies and say whether the promises held
-	@$(BIN)/avow simulate --strategy two-phase --seeds 600 $(ARGS)
+simulate: install       ## simulate clusters with queues of both strategies and say whether the promises held
+	@$(BIN)/avow simulate --seeds 600 $(ARGS)
+	@$(BIN)/avow simulate --strategy two-phase --seeds 300 $(ARGS)
 	@$(BIN)/avow simulate --strategy pub-sub --seeds 300 $(ARGS)
 
 mutants: install        ## break every rule on purpose, one at a time, and see it noticed
@@ -28,23 +31,38 @@ mutants: install        ## break every rule on purpose, one at a time, and see i
 channel: install        ## the channel's state machine at full length: 3,000 runs of 80 steps
 	@AVOW_CHANNEL_EXAMPLES=3000 $(BIN)/pytest -q tests/simulation/test_channel_machine.py
 
+# Blocks of a page configure frameworks that can be configured once in a process (Django), as other tests do
+PAGES := tests/docs/test_pages.py
+
 test: check web services $(ARCHIVE) ## everything: static checks, then every test, longest files first; no file is split
-	@$(BIN)/pytest -n $(WORKERS) $(BY_FILE) tests/integration tests/e2e tests/contract tests/simulation tests/dashboard tests/packaging
-	@$(BIN)/pytest -n $(WAITERS) $(BY_FILE) tests/spark tests/docs
+	@$(BIN)/mypy tests
+	@$(BIN)/pytest -n $(WAITERS) $(BY_FILE) tests/integration tests/spark tests/docs tests/e2e tests/contract tests/simulation \
+	  tests/dashboard tests/packaging --ignore $(PAGES)
+	@$(BIN)/pytest -n $(WORKERS) --max-worker-restart 0 $(PAGES)
+
+# Unit tests in three processes of about the same length: each imports only its own part of them. A new folder belongs to
+# the last.
+UNIT   := $(BIN)/pytest -q -p no:xdist -p no:schemathesis
+UNIT_A := $(wildcard $(addprefix tests/unit/,queue/ pledge/ client/ channel/))
+UNIT_B := $(wildcard $(addprefix tests/unit/,wire/ server/ replication/))
+UNIT_C := $(filter-out $(UNIT_A) $(UNIT_B),$(wildcard tests/unit/*/)) tests/scenarios/
 
 check: install          ## the fast loop: format, lint, layers, types, unit tests, transcripts
-	@$(BIN)/ruff format --check src tests benchmarks examples
-	@$(BIN)/ruff check src tests benchmarks examples
-	@$(BIN)/lint-imports
-	@$(BIN)/mypy
-	@$(BIN)/pytest -q -n $(WORKERS) tests/unit tests/scenarios
+	@$(BIN)/python -m tools.parallel $(WORKERS) "$(BIN)/mypy" "$(UNIT) $(UNIT_A)" "$(UNIT) $(UNIT_B)" "$(UNIT) $(UNIT_C)" \
+	  "$(BIN)/lint-imports" "$(BIN)/ruff check src tests benchmarks examples tools" \
+	  "$(BIN)/ruff format --check src tests benchmarks examples tools"
+
+# coverage counts only what runs inside of pytest: of tests that start peers it would see the client alone
+COVERED ?= tests/unit tests/scenarios
+coverage: install       ## which lines the in-process tests run; a report, it never fails because of a percentage
+	@$(BIN)/pytest -q -n $(WORKERS) --cov --cov-report=term:skip-covered $(COVERED)
 
 bench: install          ## measured figures, as ratios within one run where a disk is involved
 	@$(BIN)/python -m benchmarks
 
 fmt: install
-	@$(BIN)/ruff format src tests benchmarks examples
-	@$(BIN)/ruff check --fix src tests benchmarks examples
+	@$(BIN)/ruff format src tests benchmarks examples tools
+	@$(BIN)/ruff check --fix src tests benchmarks examples tools
 
 web: $(WEBCLIENTS)       ## what tests in a browser need: Chromium, and published WebChannel clients
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing Debian's chromium ..." && { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null 2>&1 || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; }; }; } \
@@ -82,4 +100,4 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@touch $(STAMP)
 
 clean:
-	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

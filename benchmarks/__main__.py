@@ -4,11 +4,14 @@ Figures with a disk in them are ratios within the same run (see each module). Na
 `python -m benchmarks decode storage`. `against` compares with other systems and takes options of its own:
 `python -m benchmarks against --rounds 3`. Its targets are told as reached or not and do not change the exit code.
 `channel` alone is its throughput; what it does under faults has commands of its own: `python -m benchmarks channel
-resets`, `... channel withheld`. `pledges` takes options too: `... pledges --seconds 10 --rounds 5`; what a dead
+resets`, `... channel withheld`. `simulator --coverage 200` names the lines of `avow.node` that no seed reached, and
+measures nothing. `pledges` takes options too: `... pledges --seconds 10 --rounds 5`; what a dead
 endpoint does to others is `... pledges stuck`. `spark` (reading) and `spark-write` need Java; they take `--rounds` and
 `--peers`, and how much there is to read (`--messages`, `--lanes`) or to write (`--rows`). `spark-latency` is the age of
 a message when its row is readable, `spark-archive` reads ten million back from table and queue, `spark-plot` draws what
-they wrote with `--json FILE`. The last two run only when they are named.
+they wrote with `--json FILE`. The last two run only when they are named. `ab --before COMMIT` compares the build of a
+commit with the working tree; `structure --before COMMIT` counts what their source trees are made of, and `walk --before
+COMMIT` the hops of one message through their files.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    ab,
     against,
     channel,
     decode,
@@ -32,6 +36,8 @@ from benchmarks import (
     spark_read,
     spark_write,
     storage,
+    structure,
+    walk,
 )
 
 PARTS: dict[str, Callable[[], dict[str, object]]] = {
@@ -53,17 +59,29 @@ SPARKS: dict[str, Callable[[list[str]], dict[str, object]]] = {
 }
 
 
+AB = "ab"
 AGAINST = "against"
 CHANNEL = "channel"
 PLEDGES = "pledges"
+SIMULATOR = "simulator"
+STRUCTURE = "structure"
 STUCK = "stuck"
+WALK = "walk"
 
 
 def main(names: list[str]) -> int:
+    if names[:1] == [AB]:
+        return ab.main(names[1:])
+    if names[:1] == [STRUCTURE]:
+        return structure.main(names[1:])
+    if names[:1] == [WALK]:
+        return walk.main(names[1:])
     if names[:1] == [AGAINST]:
         return against.main(names[1:])
     if names[:1] == [CHANNEL] and len(names) > 1 and names[1] not in PARTS:
         return channel.main(names[1:])
+    if names[:1] == [SIMULATOR] and len(names) > 1 and names[1] not in PARTS:
+        return simulator.command(names[1:])
     if names[:2] == [PLEDGES, STUCK]:
         return pledges_stuck.main(names[2:])
     if names[:1] == [PLEDGES] and len(names) > 1 and names[1] not in PARTS:
@@ -72,7 +90,10 @@ def main(names: list[str]) -> int:
         return 0 if SPARKS[names[0]](names[1:])["held"] else 1
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        print(f"bench: there is no part {unknown[0]!r}; there are {', '.join([*PARTS, AGAINST])}", file=sys.stderr)
+        print(
+            f"bench: there is no part {unknown[0]!r}; there are {', '.join([*PARTS, AGAINST, AB, STRUCTURE, WALK])}",
+            file=sys.stderr,
+        )
         return 2
     missed = measure_parts(names or list(PARTS))
     if not names:

@@ -76,8 +76,8 @@ def read_options(words: list[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m benchmarks against", description="Avow beside other systems.")
     parser.add_argument("--rounds", type=int, default=usual.rounds, help="turns of each system for each work")
     parser.add_argument("--seconds", type=float, default=usual.seconds, help="measured in each turn")
-    parser.add_argument("--only", type=_chosen(_PARTS), default=_PARTS, help=f"some of {','.join(_PARTS)}")
-    parser.add_argument("--rivals", type=_chosen(RIVALS), default=RIVALS, help=f"some of {','.join(RIVALS)}, or none")
+    parser.add_argument("--only", type=chosen(_PARTS), default=_PARTS, help=f"some of {','.join(_PARTS)}")
+    parser.add_argument("--rivals", type=chosen(RIVALS), default=RIVALS, help=f"some of {','.join(RIVALS)}, or none")
     parser.add_argument("--backlog", type=read_count, default=usual.backlog, help="messages, such as 2M or 50M")
     parser.add_argument("--no-install", dest="install", action="store_false", help="install no Debian package")
     parser.add_argument("--no-docs", dest="documented", action="store_false", help="leave docs/ as it is")
@@ -87,7 +87,7 @@ def read_options(words: list[str]) -> Options:
     return options
 
 
-class _chosen:
+class chosen:
     """Words of a list, in the list's order. A class, for argparse names it when it refuses."""
 
     def __init__(self, known: tuple[str, ...]) -> None:
@@ -233,7 +233,7 @@ def describe_machine(load_before: float) -> Machine:
     )
 
 
-def _terminated(_number: int, _frame: object) -> NoReturn:
+def end_on_signal(_number: int, _frame: object) -> NoReturn:
     sys.exit(143)
 
 
@@ -242,7 +242,7 @@ def measure(options: Options, console: Console, command: str) -> Report:
     load_before = os.getloadavg()[0]
     folder = (FOLDER / f"against-{os.getpid()}").absolute()
     folder.mkdir(parents=True)
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, end_on_signal)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         run = Run(options, console, folder)

@@ -26,7 +26,7 @@ import uvloop
 from msgspec import Struct
 from websockets.asyncio.client import connect
 
-from avow.channel.dialing import connect_channel
+from avow.channel.connector import connect_channel
 from avow.limits import MIB
 from benchmarks.channel_far import Far
 from benchmarks.channel_faults import GROWTH_BYTES_MAX, WITHHELD_BYTES, run_resets, run_withheld

@@ -22,7 +22,7 @@ from typing import Any, Final
 import uvloop
 from websockets.asyncio.server import ServerConnection, serve
 
-from avow.channel.dialing import connect_channel
+from avow.channel.connector import connect_channel
 from avow.channel.endpoint import Channel
 from avow.channel.listener import listen
 from avow.errors import ChannelFailed

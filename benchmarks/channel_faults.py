@@ -23,10 +23,10 @@ from msgspec import Struct
 from tests.integration.reset_proxy import ResetProxy
 
 from avow import limits
-from avow.channel.dialing import connect_channel
+from avow.channel.connector import connect_channel
 from avow.channel.endpoint import Channel
 from avow.channel.listener import listen
-from avow.channel.open_websocket import OUTPUT_SIZE_BYTES
+from avow.channel.transports.websocket import OUTPUT_SIZE_BYTES
 from avow.errors import Offline
 from benchmarks.channel_far import Far
 

@@ -37,7 +37,7 @@ from avow.pledge.stores import operations as ops
 from avow.pledge.stores import postgres_statements as sql
 from avow.pledge.stores.mysql import MySQLStore
 from avow.pledge.stores.postgres import PostgresStore
-from avow.pledge.stores.postgres_arrays import packed, register
+from avow.pledge.stores.postgres_connection import packed, register
 from avow.pledge.stores.redis import RedisStore
 from avow.pledge.stores.sqlite import SQLiteStore
 

@@ -34,8 +34,8 @@ import msgspec
 import uvloop
 
 from avow.testing.cluster import LocalCluster
-from avow.testing.programs import Program
 from avow.testing.services import PostgresServer, program
+from avow_lab.campaigns.harness.programs import Program
 from benchmarks.pledges_load import CALLERS, Bench, Load
 
 SECONDS: Final = 6.0

@@ -34,10 +34,10 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from avow.client.blocking import connect_blocking
-from avow.spark.options import batch_options
-from avow.spark.reading import BatchReader
 from avow.spark.session import session
-from avow.spark.source import AvowSource, arrow_schema
+from avow.spark.source.data_source import AvowSource, arrow_schema
+from avow.spark.source.options import batch_options
+from avow.spark.source.partition_reader import BatchReader
 from avow.testing.cluster import LocalCluster
 from benchmarks import spark_results
 

@@ -28,10 +28,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from avow.replication.durable import Synced
 from avow.replication.effects import SaveEntries
+from avow.storage.file_store import FileStore
 from avow.storage.files import DiskFiles, fill_with_zeros
-from avow.storage.filestore import FileStore
-from avow.storage.store import Synced
 from avow.wire.messages import Entry, Kind
 
 Figures = dict[str, float]

@@ -12,10 +12,10 @@ import argparse
 import asyncio
 from time import monotonic
 
-from avow.channel.dialing import connect_channel
+from avow.channel.connector import connect_channel
 from avow.channel.endpoint import Channel
 from avow.channel.listener import listen
-from avow.channel.protocol import Bounds
+from avow.channel.protocol.events import Bounds
 
 
 class SlowReceiver:

@@ -32,8 +32,8 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-START_S = 20.0
-CALL_S = 20.0
+START_S = 60.0
+CALL_S = 60.0
 POLL_S = 0.02
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -85,7 +85,7 @@ class Chromium:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def run(self, url: str, *, timeout_s: float = 30.0) -> Any:
+    async def run(self, url: str, *, timeout_s: float = 60.0) -> Any:
         """Open the page, wait for its `globalThis.result`, close it."""
         page = await self.open(url)
         try:
@@ -166,7 +166,7 @@ class Page:
             raise self._failed(f"{expression!r} threw: {_description(answer['exceptionDetails'])}")
         return answer["result"].get("value")
 
-    async def wait_until(self, expression: str, *, timeout_s: float = 30.0) -> None:
+    async def wait_until(self, expression: str, *, timeout_s: float = 60.0) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not await self.evaluate(f"!!({expression})"):
             if self._thrown:
@@ -175,7 +175,7 @@ class Page:
                 raise self._failed(f"{expression!r} did not come true within {timeout_s:g} s")
             await asyncio.sleep(POLL_S)
 
-    async def result(self, *, timeout_s: float = 30.0) -> Any:
+    async def result(self, *, timeout_s: float = 60.0) -> Any:
         await self.wait_until("typeof globalThis.result === 'string'", timeout_s=timeout_s)
         return json.loads(await self.evaluate("globalThis.result"))
 

@@ -33,13 +33,15 @@ class AvowSystem:
     durability = "quorum, fdatasync on each"
     client = "Python (avow.connect); C, HTTP over sockets for 64 connections"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, source: Path | None = None) -> None:
+        """`source` is the `src` folder of another build: peers and clients then run its code instead of ours."""
         self._folder = folder
-        self._cluster = LocalCluster(3, folder=folder)
+        self._environment = {"PYTHONPATH": str(source)} if source is not None else {}
+        words = tuple(f"{name}={value}" for name, value in self._environment.items())
+        self._cluster = LocalCluster(3, folder=folder, prefix=lambda _: ("env", *words) if words else ())
         self._rounds = 0
 
     def start(self) -> None:
-        self._load = compile_load("avow", self._folder.parent)
         self._cluster.start()
 
     def stop(self) -> None:
@@ -63,7 +65,8 @@ class AvowSystem:
 
     def carry_out(self, order: Order, *, timeout_s: float) -> Sample:
         text = msgspec.json.encode(order).decode()
-        return parse_sample([sys.executable, "-m", "benchmarks.rivals.avow_load", text], timeout_s=timeout_s)
+        command = [sys.executable, "-m", "benchmarks.rivals.avow_load", text]
+        return parse_sample(command, timeout_s=timeout_s, environment=self._environment)
 
     @property
     def pids(self) -> list[int]:
@@ -89,7 +92,7 @@ class AvowSystem:
         coordinator = self._coordinator(queue)
         port = int(self._cluster.api(coordinator).rpartition(":")[2])
         return run_load(
-            self._load,
+            compile_load("avow", self._folder.parent),
             work,
             port=port,
             target=queue,

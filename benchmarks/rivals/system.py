@@ -68,10 +68,17 @@ def run_load(
     return parse_sample(command, timeout_s=seconds + warmup_s + PATIENCE_S)
 
 
-def parse_sample(command: list[str], *, timeout_s: float) -> Sample:
+def parse_sample(command: list[str], *, timeout_s: float, environment: Mapping[str, str] | None = None) -> Sample:
     """Run a load generator and read the one line it prints. What it refuses to measure is Missing."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            command,
+            env={**os.environ, **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise Missing(f"the load generator did not end within {timeout_s:.0f} s") from None
     if done.returncode:

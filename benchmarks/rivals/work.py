@@ -50,6 +50,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     def server_cpu_us(self) -> float:
         return self.server_cpu_s / self.messages * 1e6
 
+    @property
+    def client_cpu_us(self) -> float:
+        return self.client_cpu_s / self.messages * 1e6
+
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """The median of some rounds, and how far they lay apart."""
@@ -79,7 +83,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
             per_s=Spread.of([each.per_s for each in samples]),
             p50_us=Spread.of([each.p50_us for each in samples]),
             server_cpu_us=Spread.of([each.server_cpu_us for each in samples]),
-            client_cpu_us=Spread.of([each.client_cpu_s / each.messages * 1e6 for each in samples]),
+            client_cpu_us=Spread.of([each.client_cpu_us for each in samples]),
         )
 
 

@@ -18,10 +18,9 @@ from flask.typing import ResponseReturnValue
 from sqlalchemy import Engine, create_engine, text
 from werkzeug.serving import make_server
 
-import avow
+from avow import BlockingClient, connect_blocking
 from avow.barrier.sqlalchemy import Barrier, checkback, create_table
 from avow.barrier.web import flask_blueprint
-from avow.client.blocking import BlockingClient
 from avow.errors import AlreadyDecided, AlreadyExists
 
 TAKE = text("update accounts set amount = amount - :amount where name = :name and amount >= :amount")
@@ -90,7 +89,7 @@ def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     engine = create_engine(given.database)
     open_accounts(engine, given.accounts.split(","), given.amount)
-    with avow.connect_blocking(given.peers) as client:
+    with connect_blocking(given.peers) as client:
         server = make_server("127.0.0.1", given.port, bank(engine, client), threaded=True)
         print(json.dumps({"url": f"http://127.0.0.1:{server.port}"}), flush=True)
         server.serve_forever()

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from avow.testing.cluster import LocalCluster
-from avow.testing.programs import Program
 from avow.testing.services import PostgresServer
+from avow_lab.campaigns.harness.programs import Program
 
 BANK = str(Path(__file__).with_name("bank.py"))
 AMOUNT = 1_000

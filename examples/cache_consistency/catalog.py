@@ -27,10 +27,9 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 from werkzeug.serving import make_server
 
-import avow
+from avow import BlockingClient, connect_blocking
 from avow.barrier.sqlalchemy import checkback, create_table
 from avow.barrier.web import flask_blueprint
-from avow.client.blocking import BlockingClient
 
 CHANGE = text("update prices set price = :price where item = :item")
 READ = text("select price from prices where item = :item")
@@ -114,7 +113,7 @@ def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     engine = create_engine(given.database)
     open_catalog(engine, given.items.split(","))
-    with avow.connect_blocking(given.peers) as client, redis.Redis.from_url(given.redis) as store:
+    with connect_blocking(given.peers) as client, redis.Redis.from_url(given.redis) as store:
         catalog = Catalog(engine, client, Cache(store), die_at=given.die_at)
         server = make_server("127.0.0.1", given.port, app_of(catalog), threaded=True)
         print(json.dumps({"url": f"http://127.0.0.1:{server.port}"}), flush=True)

@@ -26,8 +26,8 @@ import redis
 from cache import Cache
 
 from avow.testing.cluster import LocalCluster
-from avow.testing.programs import Program
 from avow.testing.services import RedisServer
+from avow_lab.campaigns.harness.programs import Program
 
 CATALOG = str(Path(__file__).with_name("catalog.py"))
 SLOW_S = 0.4

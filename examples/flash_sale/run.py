@@ -4,7 +4,7 @@
     python examples/flash_sale/run.py --runs 200 --kill   200 sales; in each one the shop, a peer or Redis is killed
 
 After each sale, when every pledge is decided: what left the stock is what was ordered, and nobody has two orders. The
-shop and the peers come from a nursery, so that starting them again costs little.
+shop and the peers are started by a fork server, so that starting them again costs little.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from pathlib import Path
 
 import redis
 
-import avow
-from avow.client.client import Client
-from avow.client.pledge import Delivered, RolledBack
-from avow.errors import AvowError, UnknownPledge
-from avow.testing.nursery import Nursery
-from avow.testing.nursery_peers import PEER, NurseryCluster
-from avow.testing.programs import Program
+from avow import AvowError, Client, Delivered, RolledBack, connect
+from avow.errors import UnknownPledge
 from avow.testing.services import RedisServer
+from avow_lab.campaigns.harness.fork_server import ForkServer
+from avow_lab.campaigns.harness.forked_peers import PEER, ForkedCluster
+from avow_lab.campaigns.harness.programs import Program
 
 SHOP = str(Path(__file__).with_name("shop.py"))
 STEPS = ("prepared", "deducted", "submitted", "ordering", "ordered")
@@ -44,13 +42,13 @@ class Scene:
     """The processes, and the two numbers that must agree."""
 
     def __init__(self, folder: Path, stack: ExitStack, peers: int) -> None:
-        nursery = stack.enter_context(Nursery(SHOP, PEER))
-        self.cluster = stack.enter_context(NurseryCluster(peers, nursery=nursery, folder=folder / "cluster"))
+        fork_server = stack.enter_context(ForkServer(SHOP, PEER))
+        self.cluster = stack.enter_context(ForkedCluster(peers, fork_server=fork_server, folder=folder / "cluster"))
         self.redis = stack.enter_context(RedisServer())
         self.orders_path = folder / "orders.db"
         command = [SHOP, "--redis", self.redis.dsn, "--database", f"sqlite+aiosqlite:///{self.orders_path}"]
         command += ["--peers", self.cluster.addresses]
-        self.shop = stack.enter_context(Program("shop", command, folder=folder, nursery=nursery))
+        self.shop = stack.enter_context(Program("shop", command, folder=folder, fork_server=fork_server))
         self.shop.start()
 
     @contextmanager
@@ -165,7 +163,7 @@ async def load(scene: Scene) -> float:
 
 async def run(given: argparse.Namespace, scene: Scene) -> int:
     wrong, killed = [], 0
-    async with await avow.connect(scene.cluster.addresses) as client:
+    async with await connect(scene.cluster.addresses) as client:
         rate = 0.0 if given.no_load else await load(scene)
         for number in range(given.runs):
             victim = random.Random(f"{given.seed}/victim/{number}").choice(VICTIMS) if given.kill else ""

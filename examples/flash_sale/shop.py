@@ -30,14 +30,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-import avow
+from avow import AvowError, Client, PledgeOutcome, RolledBack, connect
 from avow.barrier.redis import Adjusted, AsyncBarrier, checkback
 from avow.barrier.sqlalchemy import AsyncBarrier as SqlBarrier
 from avow.barrier.sqlalchemy import create_table_async
 from avow.barrier.web import starlette_route
-from avow.client.client import Client
-from avow.client.pledge import Outcome, RolledBack
-from avow.errors import AlreadyDecided, AvowError
+from avow.errors import AlreadyDecided
 
 ATTEMPTS = 5
 ORDER = text("insert into orders (sale, buyer) values (:sale, :user)")
@@ -80,7 +78,7 @@ class Shop:
                 return False
         return False
 
-    async def try_to_sell(self, sale: str, user: str, attempt: int) -> Outcome:
+    async def try_to_sell(self, sale: str, user: str, attempt: int) -> PledgeOutcome:
         async def take_one(barrier: AsyncBarrier) -> None:
             self.passing("prepared")
             if await barrier.check_adjust(self.stock, stock_of(sale), -1) is Adjusted.SHORT:
@@ -127,7 +125,7 @@ def app_of(given: argparse.Namespace, url: str) -> Starlette:
             if "sqlite" in given.database:
                 await tx.execute(text("pragma journal_mode = wal"))  # one sync for a commit
             await tx.execute(text("create table if not exists orders (sale varchar(80), buyer varchar(80))"))
-        async with await avow.connect(given.peers) as client:
+        async with await connect(given.peers) as client:
             shop = Shop(url, stock, orders, client, given.die_at)
             app.router.routes += [
                 Route("/buy", shop.buy, methods=["POST"]),

@@ -29,8 +29,8 @@ from typing import Any
 
 import avow
 from avow.testing.cluster import LocalCluster
-from avow.testing.programs import Program
 from avow.testing.services import PostgresServer
+from avow_lab.campaigns.harness.programs import Program
 
 SHOP = str(Path(__file__).with_name("shop.py"))
 PATIENCE_S = 120.0

@@ -27,11 +27,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import avow
+from avow import AvowError, Client, connect
 from avow.barrier.sqlalchemy import checkback, create_table_async
 from avow.barrier.web import starlette_route
-from avow.client.client import Client
-from avow.errors import AlreadyDecided, AlreadyExists, AvowError
+from avow.errors import AlreadyDecided, AlreadyExists
 
 QUEUE = "orders"
 STOCK = {"book": 1_000_000, "lamp": 40}
@@ -92,7 +91,7 @@ def app_of(given: argparse.Namespace, url: str) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await open_shop(engine)
-        async with await avow.connect(given.peers) as client:
+        async with await connect(given.peers) as client:
             await client.create_queue(QUEUE, lanes=2)
             shop = Shop(url, engine, client)
             app.router.routes += [

@@ -1,7 +1,7 @@
-"""Small integers that name things, and how they are written down for people.
+"""Ballots and peer numbers, and their text form.
 
-A ballot names a coordinator: the round in the high bits, the peer in the low 16, so that comparing two ballots is
-comparing two integers and no two peers ever claim with the same one. 0 is "none yet".
+A ballot names a coordinator: the round in the high bits, the peer in the low 16 bits. Two ballots are compared as
+integers, and no two peers ever claim with the same ballot. 0 means "no ballot yet".
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def peer_of(ballot: int) -> Peer:
 
 
 def ballot_text(ballot: int) -> str:
-    """`3.2` is round 3 of peer 2; `-` is no ballot, `repairing` the stamp of a log that lost entries."""
+    """`3.2` is round 3 of peer 2, `-` no ballot, `repairing` the stamp of a log that lost entries."""
     if ballot == REPAIRING:
         return "repairing"
     return f"{round_of(ballot)}.{peer_of(ballot)}" if ballot else "-"
 
 
-#: A stamp no coordinator can have (round 0): the log lost entries it may have been counted for. Its holder says so,
-#: is not counted as undamaged, and loses the mark only when a coordinator has fed it everything again.
+#: A stamp that no coordinator can have (round 0): the log lost entries for which it may have been counted. The peer
+#: reports itself as damaged and keeps this stamp until a coordinator has sent it everything again.
 REPAIRING: Final = Ballot(1)

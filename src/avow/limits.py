@@ -1,4 +1,4 @@
-"""A bound on everything, in one place. Units are the last word of each name."""
+"""Every limit of Avow. The last word of a name is its unit."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ SUBSCRIBER_NAME_CHARS_MAX: Final = 200
 MEMBER_NAME_CHARS_MAX: Final = 200
 TRANSACTION_NAME_BYTES_MAX: Final = 200
 LANES_PER_QUEUE_MAX: Final = 1_024
-INTERNAL_QUEUE_PREFIX: Final = "avow."  # of the cluster's own queues: nobody else creates, changes or writes them
-PIPELINES_QUEUE: Final = "avow.pipelines"  # but this one: pipelines create it and report to it, like any client
+INTERNAL_QUEUE_PREFIX: Final = "avow."  # of the cluster's own queues: clients cannot create, change or write them
+PIPELINES_QUEUE: Final = "avow.pipelines"  # the exception: pipelines create it and write to it like any client
 PEERS_MAX: Final = 31
 PEER_NUMBER_MAX: Final = 65_535
 ADDRESS_CHARS_MAX: Final = 300
-PEERS_EVER_COUNT: Final = 4_096  # numbers given out in a cluster's life; none is ever given out again
+PEERS_EVER_COUNT: Final = 4_096  # peer numbers assigned in the lifetime of a cluster; none is reused
 
-# Windows of memory that are part of a lane's replicated state
+# Limits of a lane's replicated state
 WRITE_ID_WINDOW_COUNT: Final = 65_536
 DECIDED_TRANSACTIONS_COUNT: Final = 65_536
 OPEN_TRANSACTIONS_COUNT: Final = 1_024
 VISIBLE_BATCHES_COUNT: Final = 4_000_000  # in one lane: 8 bytes each in memory and in every snapshot
 STAGED_BATCHES_COUNT: Final = 65_536  # in one open transaction
-TRANSACTION_PARTS_COUNT_MAX: Final = 4_096  # that one publish names: they fit into an entry's control bytes
+TRANSACTION_PARTS_COUNT_MAX: Final = 4_096  # named by one publish: they fit into an entry's control bytes
 SUBSCRIBERS_COUNT: Final = 4_096
 
 # The metadata lane
 QUEUES_COUNT: Final = 4_096
 LANES_COUNT: Final = 65_536  # pub-sub lanes not yet forgotten, ended ones included
-SUBSCRIPTIONS_COUNT: Final = 4_096  # of one queue: subscribers that somebody reads for
+SUBSCRIPTIONS_COUNT: Final = 4_096  # of one queue: subscribers that have a reader at present
 MEMBERS_COUNT: Final = 256  # of one subscription
 
-# What one peer keeps waiting
+# Requests that wait at one peer
 WAITING_REQUESTS_MAX: Final = 16_384
 
-# What one peer keeps in memory of a lane's log; older entries are read from storage
+# The part of a lane's log in memory; older entries are read from storage
 LOG_MEMORY_ENTRIES_MAX: Final = 4_096
 LOG_MEMORY_SIZE_BYTES_MAX: Final = 8 * MIB
 IN_FLIGHT_SIZE_BYTES_MAX: Final = 64 * MIB  # appended to a lane and not committed
 
-# Small writes that wait for the same sync and become one record
+# Small writes that wait for the same sync are merged into one record
 MERGEABLE_SIZE_BYTES_MAX: Final = 16 * KIB  # of one write
 MERGED_SIZE_BYTES_MAX: Final = 256 * KIB  # of all that are held
 MERGED_WRITES_MAX: Final = 4_096
@@ -71,7 +71,7 @@ CLAIM_DELAY_S: Final = 0.3
 CLAIM_JITTER_S: Final = 0.3
 OWNER_DEAD_AFTER_S: Final = 1.0
 STAGE_DEADLINE_S_MAX: Final = 24 * 3600.0
-SUBSCRIPTION_SILENT_S: Final = 10.0  # a peer unheard for so long reads for nobody any more
+SUBSCRIPTION_SILENT_S: Final = 10.0  # a peer that sends nothing for this long loses its subscriptions
 
 # Storage
 WAL_SEGMENT_SIZE_BYTES: Final = 64 * MIB
@@ -80,22 +80,22 @@ LANE_SEGMENT_SIZE_BYTES: Final = 64 * MIB
 INDEX_INTERVAL_BYTES: Final = 64 * KIB
 RESERVED_SIZE_BYTES: Final = 4 * MIB
 
-# Pub-sub lanes: what of a lane stays in memory, and when its state is written down
+# Pub-sub lanes: how much of a lane stays in memory, and when a snapshot of its state is written
 PUBSUB_MEMORY_ENTRIES_MAX: Final = 4_096
 PUBSUB_MEMORY_BYTES_MAX: Final = 8 * MIB
 PUBSUB_SNAPSHOT_ENTRIES: Final = 16_384
 PUBSUB_SNAPSHOT_BYTES: Final = 32 * MIB
 PUBSUB_SNAPSHOT_BYTES_PER_ENTRY: Final = 256
-PUBSUB_LANE_KEPT_S: Final = 3600.0  # an ended lane is forgotten no earlier: its writers may still ask about it
+PUBSUB_LANE_KEPT_S: Final = 3600.0  # an ended lane is kept at least this long: its writers may still look up outcomes
 
 # Channels
-CHANNEL_VALUE_SIZE_BYTES_MAX: Final = 9 * MIB  # a batch with its header and what a role puts before it
+CHANNEL_VALUE_SIZE_BYTES_MAX: Final = 9 * MIB  # a batch with its header and the prefix that a role adds
 CHANNEL_PACKET_SIZE_BYTES_MAX: Final = CHANNEL_VALUE_SIZE_BYTES_MAX + 64 * KIB
 CHANNEL_PACKET_SIZE_BYTES: Final = 64 * KIB  # a packet is closed at this size
 CHANNEL_FRAME_COUNT_MAX: Final = 65_536  # messages in one frame
-CHANNEL_PENDING_COUNT: Final = 4_096  # a sender is suspended here, unless told otherwise
+CHANNEL_PENDING_COUNT: Final = 4_096  # default: a sender with this many pending messages is suspended
 CHANNEL_PENDING_SIZE_BYTES: Final = 8 * MIB
-CHANNEL_CAP_COUNT_MIN: Final = 4_096  # what every receiver takes beyond the last commit it acknowledged
+CHANNEL_CAP_COUNT_MIN: Final = 4_096  # every receiver accepts this much beyond the last commit it acknowledged
 CHANNEL_CAP_SIZE_BYTES_MIN: Final = 20 * MIB
 CHANNEL_CAP_COUNT: Final = 65_536
 CHANNEL_CAP_SIZE_BYTES: Final = 32 * MIB
@@ -108,22 +108,22 @@ PLEDGE_SIZE_BYTES_MAX: Final = 4 * MIB  # all payloads, topics expanded
 PLEDGE_ATTEMPTS_KEPT: Final = 16
 PLEDGE_ERROR_CHARS_MAX: Final = 300
 PLEDGE_FRESH_COUNT: Final = 16_384  # prepared here and not submitted yet: kept in memory to save a read
-PLEDGE_FRESH_SIZE_BYTES: Final = 4 * KIB  # larger ones are read again
-PLEDGE_ANSWER_SIZE_BYTES_MAX: Final = 1 * MIB  # of a branch; a longer one is not looked at
+PLEDGE_FRESH_SIZE_BYTES: Final = 4 * KIB  # larger ones are read again from the store
+PLEDGE_ANSWER_SIZE_BYTES_MAX: Final = 1 * MIB  # of a branch; a longer answer is not parsed
 TOPIC_SUBSCRIBERS_MAX: Final = 256
-PLEDGES_PER_LANE_COUNT: Final = 250_000  # in memory; beyond, the longest finished are forgotten before their time
+PLEDGES_PER_LANE_COUNT: Final = 250_000  # in memory; above this, the oldest finished pledges are removed early
 
 # Stores of pledges
 PLEDGE_ID_BYTES_MAX: Final = 128
 PLEDGE_OWNER_BYTES_MAX: Final = 200
-PLEDGE_STORED_SIZE_BYTES_MAX: Final = 12 * MIB  # as encoded: steps, and their payloads again for every subscriber
+PLEDGE_STORED_SIZE_BYTES_MAX: Final = 12 * MIB  # encoded: steps, with their payloads repeated for every subscriber
 PLEDGE_GROUP_COUNT: Final = 1_024  # operations in one transaction
-PLEDGE_GROUP_SIZE_BYTES: Final = 4 * MIB  # a group takes no more operations beyond
+PLEDGE_GROUP_SIZE_BYTES: Final = 4 * MIB  # above this size a group accepts no more operations
 PLEDGE_WAITING_COUNT: Final = 16_384  # operations that wait for their group
 PLEDGE_PAGE_COUNT_MAX: Final = 1_000
 TOPIC_NAME_BYTES_MAX: Final = 128
 TOPIC_SIZE_BYTES_MAX: Final = 1 * MIB
 STORE_CONNECT_TIMEOUT_S: Final = 5
-STORE_ANSWER_TIMEOUT_S: Final = 30  # of a database; then the connection is given up
+STORE_ANSWER_TIMEOUT_S: Final = 30  # of a database; the connection is then closed
 STORE_LOCK_TIMEOUT_S: Final = 10
-STORE_ATTEMPTS_MAX: Final = 12  # of a transaction that a database chose to end for another's sake
+STORE_ATTEMPTS_MAX: Final = 12  # of a transaction that the database aborted because of a conflict

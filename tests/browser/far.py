@@ -15,15 +15,15 @@ from tests.integration.reset_proxy import ResetProxy
 
 from avow.channel import browser
 from avow.channel.endpoint import Channel
-from avow.channel.keeping import Keeper
 from avow.channel.listener import ChannelListener, listen
-from avow.channel.sockets import SocketUser
-from avow.channel.webchannel import Timing
+from avow.channel.registry import Registry
+from avow.channel.transports.socket import SocketUser
+from avow.channel.transports.webchannel import Timing
 from avow.errors import ChannelFailed, InvalidRequest
 from avow.limits import MIB
-from avow.peer.channels.webchannel_http import WebChannels
-from avow.peer.http.exchange import Exchange
-from avow.peer.http.listener import Listener
+from avow.server.channels.webchannel_http import WebChannels
+from avow.server.http.listener import Listener
+from avow.server.http.request import HttpRequest
 
 FOLDER = Path(__file__).parent
 FIREBASE = (
@@ -31,10 +31,10 @@ FIREBASE = (
     / "webclients/node_modules/@firebase/webchannel-wrapper/dist/webchannel-blob/esm/webchannel_blob_es2018.js"
 )
 WITHHELD_MAX = 1 << 60
-RUN_S = 60.0
+RUN_S = 300.0
 
 
-async def wait_until(true: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+async def wait_until(true: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     for _ in range(int(timeout_s / 0.01)):
         if true():
             return
@@ -144,7 +144,7 @@ class Files:
         host, port = self.address[:2]
         return page_of(f"http://{host}:{port}/", application, **wanted)
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpRequest) -> None:
         name = exchange.target.partition("?")[0].lstrip("/")
         shipped, file = browser.files(), FIREBASE if name == FIREBASE.name else FOLDER / name
         if name in shipped:
@@ -161,22 +161,22 @@ class WebChannelServer:
     """Channels over WebChannel sessions, and files. `asked`: the parameters of each session, and its token."""
 
     def __init__(self, far: Far) -> None:
-        self._far, self._keeper, self._files = far, Keeper(window_s=30.0, channels_max=10), Files()
+        self._far, self._registry, self._files = far, Registry(window_s=30.0, channels_max=10), Files()
         timing = Timing(keep_alive_s=0.4, expiry_s=5.0, back_age_s_max=5.0)
         self._sessions = WebChannels(self._open, timing=timing, tick_s=0.05)
         self._listener = Listener(self._handle, connections_max=50, in_flight_max=50, request_bytes_max=9 * MIB)
         self.asked: list[tuple[str, bytes | None]] = []
 
-    def _handle(self, exchange: Exchange) -> None:
+    def _handle(self, exchange: HttpRequest) -> None:
         if exchange.target.startswith("/v1/webchannel"):
             self._sessions.handle(exchange)
         else:
             self._files.handle(exchange)
 
-    def _open(self, exchange: Exchange, parameters: Mapping[str, str]) -> SocketUser:
+    def _open(self, exchange: HttpRequest, parameters: Mapping[str, str]) -> SocketUser:
         asked = " ".join(f"{name}={value}" for name, value in parameters.items())
         self.asked.append((asked, exchange.headers.get(b"authorization")))
-        return self._keeper.accept(asked, self._far.begin)
+        return self._registry.accept(asked, self._far.begin)
 
     async def start(self) -> None:
         host, port = (await self._listener.start("127.0.0.1", 0))[:2]

@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 from tests.browser.far import FOLDER
-
-from avow.testing.channel_vectors.form import Options, Step, perform
-from avow.testing.channel_vectors.stage import CHANNEL, TOKEN
+from tools.channel_vectors.form import Options, Step, perform
+from tools.channel_vectors.stage import CHANNEL, TOKEN
 
 MOVES = 70
 WEIGHTS = {"send": 8, "commit": 3, "ack": 4, "deliver": 14, "cut": 2, "dial": 1, "late": 1}
@@ -55,7 +54,7 @@ class BrowserEnd:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        line = await asyncio.wait_for(self._process.stdout.readline(), 20)
+        line = await asyncio.wait_for(self._process.stdout.readline(), 60)
         assert line, "the core in Node fell over"
         answer: dict[str, Any] = json.loads(line)
         return answer

@@ -1,4 +1,4 @@
-// One step of a vector on the JavaScript core, told in the form of avow.testing.channel_vectors.
+// One step of a vector on the JavaScript core, told in the form of tools.channel_vectors.
 import { createHash } from "node:crypto";
 
 // Another module than the package's: one with a mistake, to see that it is noticed.

@@ -16,7 +16,7 @@ from tests.chromium import FLAGS, NAMES, PageFailed
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 _OWN = ("--headless", "--remote-debugging-port=0")  # Playwright says these itself
 
 
@@ -28,7 +28,7 @@ def browsing() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE_MS)
     flags = [flag for flag in FLAGS if flag not in _OWN]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        browser = playwright.chromium.launch(executable_path=program, args=flags, timeout=PATIENCE_MS)
         try:
             yield browser
         finally:

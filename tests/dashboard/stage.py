@@ -30,7 +30,7 @@ def ask(
     data = None if body is None else json.dumps(body).encode()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, data, timeout=20) as answer:
+        with opener.open(request, data, timeout=60) as answer:
             text = answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -1,4 +1,4 @@
-"""Where tokens are asked for: nothing is shown without one, and nothing is offered that it may not do."""
+"""Access with tokens: without a token nothing is shown, and actions without a right are disabled."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_without_a_token_nothing_is_shown_but_the_question(browser: Browser, gua
         expect(page.get_by_role("heading", name="A token is needed")).to_be_visible()
         expect(page.get_by_text("NOT_AUTHENTICATED")).to_be_visible()
         sign_in(page, "a stranger")
-        expect(page.get_by_text("this token is not known here")).to_be_visible()
+        expect(page.get_by_text("this peer does not know the token")).to_be_visible()
         assert page.get_by_role("table").count() == 0
         sign_in(page, "reader")
         expect(page.get_by_role("heading", name="Queue orders")).to_be_visible()
-        expect(page.get_by_role("table", name="Messages, the newest first")).to_contain_text("book")
+        expect(page.get_by_role("table", name="Messages, newest first")).to_contain_text("book")
         assert page.evaluate("[Object.keys(localStorage).length, document.cookie]") == [0, ""]
         assert "secret" not in page.content()
         page.reload()
@@ -91,7 +91,7 @@ def test_what_a_reader_may_not_do_is_not_offered_and_says_why(browser: Browser, 
         expect(page.get_by_text("salaries")).to_have_count(0)
         page.evaluate("location.hash = '#/queues/salaries'")
         expect(page.get_by_text("FORBIDDEN")).to_be_visible()
-        expect(page.get_by_text("token 'reader' has no right to use on queue 'salaries'")).to_be_visible()
+        expect(page.get_by_text("token 'reader' has no 'use' right on queue 'salaries'")).to_be_visible()
 
 
 def test_a_writer_writes_and_the_api_s_refusal_is_shown_as_it_is(browser: Browser, guarded: LocalCluster) -> None:
@@ -99,10 +99,10 @@ def test_a_writer_writes_and_the_api_s_refusal_is_shown_as_it_is(browser: Browse
         sign_in(page, "clerk")
         page.get_by_label("Value").fill("lamp")
         page.get_by_role("button", name="Write", exact=True).click()
-        expect(page.get_by_role("table", name="Messages, the newest first")).to_contain_text("lamp")
+        expect(page.get_by_role("table", name="Messages, newest first")).to_contain_text("lamp")
         expect(page.get_by_role("button", name="Trim …")).to_be_disabled()
         page.evaluate("location.hash = '#/pledges'")
-        expect(page.get_by_text("token 'clerk' has no right to read on queue 'avow.pledges'")).to_be_visible()
+        expect(page.get_by_text("token 'clerk' has no 'read' right on queue 'avow.pledges'")).to_be_visible()
 
 
 def test_the_token_goes_along_to_another_peer(browser: Browser, guarded: LocalCluster) -> None:
@@ -113,7 +113,7 @@ def test_the_token_goes_along_to_another_peer(browser: Browser, guarded: LocalCl
         try:
             expect(page.locator("#fresh")).to_contain_text("live peer")
             stage.write(guarded, "orders", "after the death")
-            expect(page.get_by_role("table", name="Messages, the newest first")).to_contain_text("after the death")
+            expect(page.get_by_role("table", name="Messages, newest first")).to_contain_text("after the death")
             expect(page.locator("#fresh")).not_to_contain_text("peer 2")
         finally:
             guarded.restart(2)

@@ -1,4 +1,4 @@
-"""Each page shows what the API says, follows it, and acts by it; in a real browser, on a real cluster."""
+"""Each page shows the data of the API, updates it, and acts through it; in a real browser, on a real cluster."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_queue_s_messages_come_as_they_are_written_and_nobody_s_cursor_moves(
 ) -> None:
     before = cluster.ask(1, "/v1/queues/orders/subscribers")
     with opened(browser, at(cluster, "queues/orders")) as page:
-        messages = page.get_by_role("table", name="Messages, the newest first")
+        messages = page.get_by_role("table", name="Messages, newest first")
         expect(messages).to_contain_text('"item": "lamp"')
         expect(page.get_by_text("removed after 7 d")).to_be_visible()
         assert "shipping" in row(page, "Subscribers, 2 names", "shipping")
@@ -90,14 +90,14 @@ def test_messages_are_held_back_while_paused_and_none_is_missing_afterwards(
 ) -> None:
     stage.create(cluster, "held")
     with opened(browser, at(cluster, "queues/held")) as page:
-        expect(page.get_by_text("Nothing came yet")).to_be_visible()
+        expect(page.get_by_text("No messages yet")).to_be_visible()
         expect(page.get_by_text("live", exact=True).last).to_be_visible()
         page.get_by_role("button", name="Pause").click()
         for number in range(5):
             stage.write(cluster, "held", f"while paused {number}")
         expect(page.get_by_role("table", name="Lanes").get_by_role("cell").last).to_have_text("5")
         page.get_by_role("button", name="Resume").click()
-        messages = page.get_by_role("table", name="Messages, the newest first")
+        messages = page.get_by_role("table", name="Messages, newest first")
         expect(messages.get_by_role("row")).to_have_count(6)
         page.get_by_label("Filter").fill("PAUSED 3")
         expect(messages.get_by_role("row")).to_have_count(2)
@@ -111,7 +111,7 @@ def test_trimming_asks_first(browser: Browser, cluster: LocalCluster) -> None:
         page.get_by_label("Up to version").fill("3")
         page.get_by_role("button", name="Trim …").click()
         dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("3 messages, up to version 3, will be removed")
+        expect(dialog).to_contain_text("3 messages, up to version 3, will be permanently removed")
         page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
         assert cluster.ask(1, "/v1/queues/long")["lanes"][0]["trimmed_to"] == 0
@@ -126,7 +126,7 @@ def test_what_strangers_wrote_is_text_and_nothing_else(browser: Browser, cluster
     stage.create(cluster, "strange")
     stage.write(cluster, "strange", MARKUP, key=MARKUP, headers={"note": MARKUP})
     with opened(browser, at(cluster, "queues/strange")) as page:
-        expect(page.get_by_role("table", name="Messages, the newest first")).to_contain_text(MARKUP)
+        expect(page.get_by_role("table", name="Messages, newest first")).to_contain_text(MARKUP)
         page.get_by_role("link", name="1", exact=True).click()
         expect(page.locator("pre.value")).to_have_text(MARKUP)
         assert page.evaluate("window.harm") is None
@@ -143,11 +143,11 @@ def test_a_message_s_life_is_drawn_told_and_followed(
     stage.ask(cluster, "PUT", f"/v1/queues/{queue}/subscribers/reader", {"versions": {str(lane): 0}})
     with opened(browser, at(cluster, f"queues/{queue}/{lane}/{version}")) as page:
         steps = page.locator("ol.steps")
-        expect(steps).to_contain_text("has it on disk")
+        expect(steps).to_contain_text("has stored it")
         expect(steps).to_contain_text("Committed")
         expect(steps).to_contain_text("Visible to readers")
         expect(steps).to_contain_text("Not read by reader yet: its cursor is at 0.")
-        drawn = page.get_by_role("img", name=re.compile("^Sequence of the message's life"))
+        drawn = page.get_by_role("img", name=re.compile("^Sequence diagram of the message"))
         expect(drawn).to_contain_text("not yet · cursor 0")
         stage.ask(cluster, "PUT", f"/v1/queues/{queue}/subscribers/reader", {"versions": {str(lane): version}})
         expect(steps).to_contain_text(f"Read by reader, whose cursor is at {version}.")
@@ -167,7 +167,7 @@ def test_a_message_of_a_pledge_leads_to_it_and_back(browser: Browser, cluster: L
 
 def test_pledges_are_listed_by_status_and_the_address_bar_knows_it(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, at(cluster, "pledges")) as page:
-        listed = page.get_by_role("table", name="Pledges, the newest first")
+        listed = page.get_by_role("table", name="Pledges, newest first")
         for gid in stage.PLEDGES:
             expect(listed.get_by_role("rowheader", name=gid)).to_be_visible()
         page.get_by_label("Status").select_option("dead")
@@ -182,7 +182,7 @@ def test_a_dead_pledge_is_redriven_and_one_that_waits_is_stopped_after_a_questio
     browser: Browser, cluster: LocalCluster
 ) -> None:
     with opened(browser, at(cluster, "pledges/given-up")) as page:
-        attempts = page.get_by_role("table", name="Attempts, the last few")
+        attempts = page.get_by_role("table", name="Last attempts")
         expect(attempts).to_contain_text("Connection refused")
         expect(page.get_by_role("img", name=re.compile("^Timeline of the pledge"))).to_be_visible()
         expect(page.get_by_role("button", name="Retry now")).to_be_disabled()
@@ -190,7 +190,7 @@ def test_a_dead_pledge_is_redriven_and_one_that_waits_is_stopped_after_a_questio
         page.get_by_role("button", name="Redrive").click()
         expect(attempts.get_by_role("row").nth(before)).to_be_visible()
         page.evaluate("location.hash = '#/pledges/waiting'")
-        expect(page.get_by_text("only a dead pledge is redriven")).to_be_visible()
+        expect(page.get_by_text("only a dead pledge can be redriven")).to_be_visible()
         page.get_by_role("button", name="Retry now").click()
         expect(page.locator("#said")).to_contain_text("waiting is submitted")
         page.get_by_role("button", name="Stop …").click()
@@ -210,9 +210,9 @@ def test_pipelines_say_how_to_start_one_then_how_they_do(browser: Browser, clust
         assert "running" in row(page, "Pipelines", "orders-to-delta")
         assert "died" in row(page, "Pipelines", "silent")
         page.get_by_role("link", name="orders-to-delta").click()
-        plot = page.get_by_role("img", name=re.compile("^Rows a second. now"))
+        plot = page.get_by_role("img", name=re.compile("^Rows per second. now"))
         expect(plot).to_be_visible()
-        expect(page.get_by_role("img", name=re.compile("^Messages it has not dealt with"))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("^Unprocessed messages"))).to_be_visible()
         reading = page.locator("figure", has=plot).locator("output")
         plot.hover()
         expect(reading).to_contain_text(re.compile(r"rows/s at \d\d:\d\d:\d\d"))

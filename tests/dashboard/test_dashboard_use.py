@@ -1,4 +1,4 @@
-"""How the dashboard is used: by keyboard, by a screen reader, on a phone, in the dark, while peers die."""
+"""Use of the dashboard: by keyboard, with a screen reader, on a phone, in dark mode, while peers are killed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ JS_BYTES_MAX = 78_000
 PAGES = {
     "": "Peers of the cluster",
     "queues": "Queues",
-    "queues/orders": "Messages, the newest first",
+    "queues/orders": "Messages, newest first",
     "queues/payments/0/41": "",
-    "pledges": "Pledges, the newest first",
-    "pledges/given-up": "Attempts, the last few",
+    "pledges": "Pledges, newest first",
+    "pledges/given-up": "Last attempts",
     "pipelines": "",
 }
 NAMELESS = """() => [...document.querySelectorAll("input, select, button, a, svg[role=img]")].filter((one) =>
@@ -37,7 +37,7 @@ def walk(page: Page, path: str) -> None:
     page.evaluate("(path) => (location.hash = '#/' + path)", path)
     if PAGES.get(path):
         expect(page.get_by_role("table", name=PAGES[path])).to_be_visible()
-    expect(page.get_by_text("Asking the cluster")).to_have_count(0)
+    expect(page.get_by_text("Loading …")).to_have_count(0)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -76,7 +76,7 @@ def test_everything_is_reached_with_the_keyboard(browser: Browser, cluster: Loca
     with opened(browser, address(cluster)) as page:
         expect(page.get_by_role("table", name=PAGES[""])).to_be_visible()
         page.keyboard.press("Tab")
-        skip = page.get_by_role("link", name="Skip to the page")
+        skip = page.get_by_role("link", name="Skip to content")
         expect(skip).to_be_focused()
         expect(skip).to_be_in_viewport()
         page.keyboard.press("Enter")
@@ -109,7 +109,7 @@ def test_what_is_typed_and_focused_outlives_what_comes_in(browser: Browser, clus
 
 def test_an_unknown_place_and_an_unknown_queue_are_said_to_be_so(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, address(cluster) + "#/nowhere", complaints=True) as page:
-        expect(page.get_by_role("heading", name="Nothing is here")).to_be_visible()
+        expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
         page.evaluate("location.hash = '#/queues/missing'")
         expect(page.get_by_text("UNKNOWN_QUEUE")).to_be_visible()
         expect(page.get_by_text("there is no queue 'missing'")).to_be_visible()
@@ -159,7 +159,7 @@ def fetch(url: str, **headers: str) -> tuple[int, Any, bytes]:
 
     opener = urllib.request.build_opener(Here, urllib.request.ProxyHandler({}))
     try:
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=60) as answer:
             return answer.status, answer.headers, answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docs_page import Page
+from tests.docs.docs_page import Page
 from tests.e2e.cli_cluster import Up, ready
 
 import avow

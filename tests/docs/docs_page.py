@@ -23,18 +23,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from docs_blocks import Block
+from tests.docs.docs_blocks import Block
 from typer.testing import CliRunner
 
 from avow.cli.main import app_of
 from avow.client.blocking import BlockingClient
 from avow.client.client import Client
-from avow.peer.access import load_tokens
-from avow.peer.settings import Settings, load
+from avow.server.access import load_tokens
+from avow.server.settings import Settings, load
 from avow.spark.pipelines.audit_spec import AuditSpec
 from avow.spark.pipelines.spec import parse_spec
 
-COMMAND_S: Final = 120
+COMMAND_S: Final = 300
 _USUAL: Final = re.compile(r"127\.0\.0\.1:740([1-3])")
 _IN_PROCESS: Final = "avow pipeline run "
 

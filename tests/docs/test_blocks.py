@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from docs_blocks import blocks_of
-from docs_page import check_output, commands_of
+from tests.docs.docs_blocks import blocks_of
+from tests.docs.docs_page import check_output, commands_of
 
 PAGE = """# A page
 

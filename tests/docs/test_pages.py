@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from docs_blocks import ROOT, RUNNABLE, blocks_of, pages, uses_spark
-from docs_page import Page
+from tests.docs.docs_blocks import ROOT, RUNNABLE, blocks_of, pages, uses_spark
+from tests.docs.docs_page import Page
 
 PAGES = [page for page in pages() if any(not block.not_run for block in blocks_of(page)) and not uses_spark(page)]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from docs_blocks import ROOT, blocks_of
-from docs_page import commands_of
+from tests.docs.docs_blocks import ROOT, blocks_of
+from tests.docs.docs_page import commands_of
 
 README = ROOT / "README.md"
 

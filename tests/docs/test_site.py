@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs_blocks import ROOT, pages
+from tests.docs.docs_blocks import ROOT, pages
 
-PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *pages(), *sorted((ROOT / "examples").rglob("README.md")))
+TOP = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+PAGES = (*TOP, *pages(), *sorted((ROOT / "examples").rglob("README.md")))
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 
 
@@ -41,6 +42,6 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
 
 
 def test_the_pages_made_from_code_are_up_to_date() -> None:
-    command = [sys.executable, "-m", "avow.cli.reference", "--check"]
+    command = [sys.executable, "-m", "tools.reference", "--check"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert run.returncode == 0, f"{run.stdout}run: python -m avow.cli.reference"
+    assert run.returncode == 0, f"{run.stdout}run: python -m tools.reference"

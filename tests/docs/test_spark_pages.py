@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docs_blocks import ROOT, blocks_of, pages, uses_spark
-from docs_page import Page
+from tests.docs.docs_blocks import ROOT, blocks_of, pages, uses_spark
+from tests.docs.docs_page import Page
 from tests.e2e.cli_cluster import Up
 from tests.java import end_java
 

@@ -1,4 +1,4 @@
-"""`avow up` as a person starts it, without a terminal: a line of JSON per event."""
+"""`avow up` without a terminal: one line of JSON per event."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Up:
 
 @contextmanager
 def ready(folder: Path) -> Iterator[Up]:
-    """A cluster that serves, and that ends well when it is told to."""
+    """A running cluster, which must exit with 0 when it is stopped."""
     running = Up(folder)
     try:
         running.wait_for("ready")

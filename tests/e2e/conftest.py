@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cli_cluster import Up, ready
+from tests.e2e.cli_cluster import Up, ready
 
 
 @pytest.fixture(scope="module")

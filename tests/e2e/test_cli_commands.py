@@ -1,4 +1,4 @@
-"""Each command of the installed `avow` against a running cluster, as a person and as a script calls it."""
+"""Each command of the installed `avow` against a running cluster, with text and JSON output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_cluster import AVOW, Up, as_json, avow
+from tests.e2e.cli_cluster import AVOW, Up, as_json, avow
 
 from avow.testing.cluster import wait_until
 
@@ -30,7 +30,7 @@ def created(up: Up, name: str, *flags: str) -> str:
 def test_a_queue_is_created_once_and_creating_it_again_does_nothing(up: Up) -> None:
     flags = ("queue", "create", "twice", "--lanes", "2", "--age", "7d", "--size", "10GB")
     first, second = done(avow(*flags, api=up.addresses)), done(avow(*flags, api=up.addresses))
-    assert first == second == "queue twice is there: two-phase, 2 lanes, kept: for 7 d or up to 10.0 GB\n"
+    assert first == second == "queue twice exists: two-phase, 2 lanes, keeps messages for 7 d or up to 10.0 GB\n"
     assert [queue["name"] for queue in as_json("queue", "list", api=up.addresses)["queues"]].count("twice") == 1
 
 
@@ -48,7 +48,7 @@ def test_what_a_queue_keeps_can_be_changed_and_the_rest_stays(up: Up) -> None:
     assert (changed["retention"]["age_s"], changed["retention"]["size_bytes"]) == (86_400, None)
     assert changed["retention"]["passed"] is True
     shown = done(avow("queue", "show", "kept", api=up.addresses))
-    assert "kept: for 1 d or until every subscriber has read it" in shown
+    assert "keeps messages for 1 d or until every subscriber has read them" in shown
 
 
 def test_a_queue_is_deleted_only_with_a_yes(up: Up) -> None:
@@ -240,7 +240,7 @@ def test_the_printed_command_starts_a_peer_that_joins_and_remove_takes_it_out_ag
             assert _state(up, number) == "gone"
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
     assert [peer["number"] for peer in as_json("status", api=up.addresses)["peers"]] == [1, 2, 3]
 
 
@@ -272,7 +272,7 @@ def test_ctrl_c_ends_what_would_go_on_without_a_traceback(up: Up, arguments: tup
             assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
         said = process.stderr.read() if process.stderr is not None else ""
-        assert process.wait(30) == 130
+        assert process.wait(60) == 130
     assert "Traceback" not in said
     assert said.startswith("avow: before this, 1 message stored") if arguments[0] == "enqueue" else said == ""
 

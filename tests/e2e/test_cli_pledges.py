@@ -1,4 +1,4 @@
-"""`avow pledge` against a running cluster: what was tried is told, and can be tried again."""
+"""`avow pledge` against a running cluster: attempts are shown, and pledges can be retried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from cli_cluster import Up, as_json, avow
+from tests.e2e.cli_cluster import Up, as_json, avow
 
 from avow.barrier.key import Verdict
 from avow.barrier.schema import migration
@@ -31,7 +31,7 @@ def submit(up: Up, gid: str, url: str, **options: Any) -> None:
     request = urllib.request.Request(
         f"{address}/v1/pledges/{gid}/submit", body, {"content-type": "application/json"}, method="POST"
     )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
         assert json.loads(answer.read())["gid"] == gid
 
 
@@ -40,7 +40,7 @@ def until(up: Up, gid: str, status: str) -> dict[str, Any]:
         pledge = as_json("pledge", "show", gid, api=up.addresses)
         return pledge if pledge["status"] == status else None
 
-    pledge: dict[str, Any] = wait_until(found, timeout_s=30)
+    pledge: dict[str, Any] = wait_until(found)
     return pledge
 
 
@@ -67,9 +67,9 @@ def test_a_dead_pledge_is_found_shown_with_its_timeline_and_redriven(up: Up) -> 
 
 def test_a_pledge_that_waits_is_tried_now(up: Up) -> None:
     submit(up, "waiting", NOWHERE, retry_interval_s=3_000, request_timeout_s=1)
-    wait_until(lambda: as_json("pledge", "show", "waiting", api=up.addresses)["failures"] == 1, timeout_s=20)
+    wait_until(lambda: as_json("pledge", "show", "waiting", api=up.addresses)["failures"] == 1)
     assert "submitted, failing" in done(avow("pledge", "retry", "waiting", api=up.addresses))
-    wait_until(lambda: as_json("pledge", "show", "waiting", api=up.addresses)["failures"] == 2, timeout_s=20)
+    wait_until(lambda: as_json("pledge", "show", "waiting", api=up.addresses)["failures"] == 2)
     assert "will be tried now" in done(avow("pledge", "retry", "--all", api=up.addresses))
     run = avow("pledge", "retry", api=up.addresses)
     assert (run.returncode, run.stderr.startswith("avow: INVALID_REQUEST")) == (1, True)
@@ -94,7 +94,7 @@ def test_pledges_are_listed_in_pages(up: Up) -> None:
         submit(up, f"page-{number}", "", wait_result=True)
     first = as_json("pledge", "list", "--status", "succeeded", "--limit", "2", api=up.addresses)
     text = done(avow("pledge", "list", "--status", "succeeded", "--limit", "2", api=up.addresses))
-    assert f"more: --position {first['next_position']}" in text
+    assert f"next page: --position {first['next_position']}" in text
     rest = as_json("pledge", "list", "--status", "succeeded", "--position", first["next_position"], api=up.addresses)
     seen = [pledge["gid"] for page in (first, rest) for pledge in page["pledges"]]
     assert seen[:3] == ["page-2", "page-1", "page-0"]

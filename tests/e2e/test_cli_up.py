@@ -1,4 +1,4 @@
-"""`avow up`: what it does when a peer dies, when it is told to end, and when it cannot begin."""
+"""`avow up` when a peer crashes, when it is stopped, and when it cannot start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cli_cluster import AVOW, Up, as_json, avow
+from tests.e2e.cli_cluster import AVOW, Up, as_json, avow
 
 from avow.testing.cluster import wait_until
 
@@ -44,7 +44,7 @@ def test_a_killed_peer_is_said_to_be_dead_and_comes_back_with_its_data(tmp_path:
         avow("enqueue", "orders", "before", api=up.addresses)
         os.kill(pids(up)[1], signal.SIGKILL)
         died = up.wait_for("died", peer=2)
-        assert died["text"] == "peer 2 was killed by signal 9; it is started again in 5 s"
+        assert died["text"] == "peer 2 was killed by signal 9; it will be restarted in 5 s"
         assert avow("enqueue", "orders", "meanwhile", api=up.addresses).returncode == 0
         up.wait_for("restarted", peer=2)
         wait_until(
@@ -88,12 +88,12 @@ def test_taken_ports_are_named_with_their_process(tmp_path: Path) -> None:
     with started(tmp_path / "data", "--peers", "1", peers=1) as up:
         run = avow("up", "--port", str(up.base), "--data", str(tmp_path / "other"))
         assert run.returncode == 1
-        assert f"port {up.base + 1} is taken by process" in run.stderr
+        assert f"port {up.base + 1} is in use by process" in run.stderr
         assert not (tmp_path / "other").exists()
 
 
 class Screen:
-    """A terminal somebody looks at: everything that was ever written to it."""
+    """A terminal that records everything written to it."""
 
     def __init__(self) -> None:
         self._own, self.terminal = pty.openpty()
@@ -129,5 +129,10 @@ def test_a_terminal_gets_a_live_view(tmp_path: Path) -> None:
             up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0
     screen.close()
-    for part in (b"1 peer, nothing is kept", b"in another terminal:", b"export AVOW_API=", b"all peers are stopped"):
+    for part in (
+        b"1 peer, temporary data",
+        b"try in another terminal:",
+        b"export AVOW_API=",
+        b"all peers have stopped",
+    ):
         assert part in screen.seen

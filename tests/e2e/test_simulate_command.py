@@ -1,4 +1,4 @@
-"""The installed command, as a person or a script calls it."""
+"""The installed `avow simulate`, with text and JSON output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def avow(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
 def test_a_campaign_ends_with_a_verdict_a_person_can_read(strategy: str) -> None:
-    run = avow("simulate", "--strategy", strategy, "--seeds", "40")
+    run = avow("simulate", "--strategy", strategy, "--seeds", "20")
     assert run.returncode == 0, run.stdout + run.stderr
     for word in (
         "All promises held",
@@ -33,19 +33,19 @@ def test_a_campaign_ends_with_a_verdict_a_person_can_read(strategy: str) -> None
 
 
 def test_json_is_one_object_with_the_counts() -> None:
-    run = avow("simulate", "--seeds", "60", "--json")
+    run = avow("simulate", "--seeds", "30", "--json")
     result = json.loads(run.stdout)
     assert result["violations"] == 0
-    assert result["seeds"] == 60
+    assert result["seeds"] == 30
     assert result["events"] > 1000
     assert result["acknowledged"] > 100
-    assert result["repeated"] == 2
+    assert result["repeated"] == 1
     assert result["unstable"] == []
 
 
 def test_two_campaigns_over_the_same_seeds_give_the_same_hash_on_any_number_of_processes() -> None:
     hashes = {
-        json.loads(avow("simulate", "--seeds", "30", "--jobs", jobs, "--json").stdout)["hash"] for jobs in ("1", "2")
+        json.loads(avow("simulate", "--seeds", "12", "--jobs", jobs, "--json").stdout)["hash"] for jobs in ("1", "2")
     }
     assert len(hashes) == 1
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import psycopg
 import pymysql
+from tests.services import Server
 
 from avow.barrier.sql import create_table
-from services import Server
 
 _gids = itertools.count(1)
 
@@ -23,7 +23,7 @@ def new_gid(name: str = "gid") -> str:
     return f"{name}-{next(_gids)}-{time.time_ns()}"
 
 
-def wait_until(true: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+def wait_until(true: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "it did not come true in time"
@@ -60,6 +60,10 @@ class Database(ABC):
     @abstractmethod
     def others_at_work(self) -> int:
         """Connections that are in a transaction or at a statement, all but the one that asks."""
+
+    def wait_for_rest(self) -> None:
+        """A server goes on for a moment after a client has closed its connection; whoever holds a transaction stays."""
+        wait_until(lambda: self.others_at_work() == 0)
 
     def do(self, connection: Any, sql: str) -> None:
         connection.cursor().execute(sql)

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httptools
 
-from avow.pledge.branches.branches import Branches
+from avow.pledge.branches.schemes import Branches
 from avow.pledge.coordinator import Coordinator
 from avow.pledge.record import Content, Options, Pledge
 from avow.pledge.settings import PledgeSettings
@@ -187,7 +187,7 @@ def request_of(gid: str, *urls: str, checkback: str = "", payload: bytes = b'{"a
 
 
 async def until(
-    true: Callable[[], Awaitable[bool]] | Callable[[], object], *, within_s: float = 20.0, what: str = "it"
+    true: Callable[[], Awaitable[bool]] | Callable[[], object], *, within_s: float = 60.0, what: str = "it"
 ) -> None:
     async def said() -> object:
         found = true()
@@ -200,7 +200,7 @@ async def until(
         await asyncio.sleep(0.01)
 
 
-async def ended(pledges: Coordinator, gid: str, status: str = "succeeded", *, within_s: float = 20.0) -> Pledge:
+async def ended(pledges: Coordinator, gid: str, status: str = "succeeded", *, within_s: float = 60.0) -> Pledge:
     async def has_ended() -> bool:
         return (await pledges.load(gid)).status == status
 

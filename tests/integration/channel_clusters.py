@@ -12,7 +12,7 @@ import uvloop
 import avow
 from avow.client.client import Client
 from avow.client.producer import Producer
-from avow.client.reading import ReadBatch
+from avow.client.reader import ReadBatch
 from avow.client.subscriber import Subscription
 from avow.testing.cluster import LocalCluster
 
@@ -29,10 +29,10 @@ def revived(peers: LocalCluster) -> LocalCluster:
     return peers
 
 
-def run(cluster: LocalCluster, work: Work, *, timeout_s: float = 30.0) -> None:
+def run(cluster: LocalCluster, work: Work, *, timeout_s: float = 60.0) -> None:
     async def go() -> None:
         async with await avow.connect(cluster.addresses, timeout_s=timeout_s) as client:
-            await asyncio.wait_for(work(cluster, client), 100)
+            await asyncio.wait_for(work(cluster, client), 300)
 
     uvloop.run(go())
 
@@ -44,7 +44,7 @@ async def create(client: Client, name: str, strategy: str = "two-phase", *, lane
 
 async def contents(client: Client, queue: str, count: int) -> dict[int, list[int]]:
     """By lane, once so many messages are visible."""
-    for _ in range(400):
+    for _ in range(1_200):
         pubsub = (await client.queue(queue).info()).pubsub
         found: dict[int, list[int]] = defaultdict(list)
         async for batch in client.queue(queue).read(level="local" if pubsub else "linearizable"):
@@ -67,7 +67,7 @@ def peer_of(cluster: LocalCluster, producer: Producer) -> int:
 
 
 async def connected(cluster: LocalCluster, producer: Producer) -> int:
-    for _ in range(2_000):
+    for _ in range(6_000):
         if number := peer_of(cluster, producer):
             return number
         await asyncio.sleep(0.01)

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from avow.channel.dialing import connect_channel
+from avow.channel.connector import connect_channel
 from avow.channel.endpoint import Channel
 from avow.channel.listener import listen
 from avow.channel.stores import FileStore

@@ -1,4 +1,4 @@
-"""One PostgreSQL, one MariaDB and one Redis for all tests of this folder that ask for them; a bank for each."""
+"""The databases that the barrier is tested on, and a bank for each test."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from barrier_databases import Database, MariaDB, PostgreSQL, RepeatableRead, SQLite, SQLiteWal
-from pledge_bank import bank, checkback, client, desk, service
-
-from services import mariadb_server, postgres_server, redis_server
+from tests.integration.barrier_databases import Database, MariaDB, PostgreSQL, RepeatableRead, SQLite, SQLiteWal
+from tests.integration.pledge_bank import bank, checkback, client, desk, service
 
 __all__ = [
     "bank",
     "checkback",
     "client",
     "desk",
-    "mariadb_server",
-    "postgres_server",
-    "redis_server",
     "service",
 ]
 

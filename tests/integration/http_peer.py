@@ -60,7 +60,7 @@ class PeerProcess:
         *,
         headers: dict[str, str] | None = None,
         token: str | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = 60.0,
     ) -> Answer:
         """JSON unless `body` is bytes."""
         sent = dict(headers or {})
@@ -79,7 +79,7 @@ class PeerProcess:
             answer = connection.getresponse()
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
 
-    def talk(self, data: bytes, *, timeout_s: float = 10.0) -> bytes:
+    def talk(self, data: bytes, *, timeout_s: float = 60.0) -> bytes:
         """Raw bytes in, whatever comes back until the peer closes."""
         with socket.create_connection(self.address, timeout=timeout_s) as connection:
             received = b""
@@ -152,7 +152,7 @@ def cluster(
 def finish(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.kill()
-    process.wait(10)
+    process.wait(60)
     if process.stdout is not None:
         process.stdout.close()
 

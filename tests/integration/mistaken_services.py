@@ -1,8 +1,8 @@
-"""The service of `avow prove --pledges` with one mistake in it: `--mistake`, to see that the campaign finds it.
+"""The service of `avow prove --pledges` with one mistake, `--mistake`, which the campaign must find.
 
 branches without the barrier     a repeated delivery takes effect again
 a checkback that presumes        it says that everything committed
-work in another transaction      committed first, pledged afterwards: a crash between the two leaves nobody to tell
+work in another transaction      committed first, pledged afterwards: a crash between the two loses the pledge
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import closing
 from avow.barrier.key import Question, Verdict
 from avow.client.blocking_pledge import BlockingPledge
 from avow.client.pledge_outcomes import Outcome
-from avow.testing.prove_pledges.places import Passing, SQLitePlace
-from avow.testing.prove_pledges.service import flags, serve
+from avow_lab.campaigns.pledges.databases import Passing, SQLiteDatabase
+from avow_lab.campaigns.pledges.service import flags, serve
 
 
-class WithoutBarrier(SQLitePlace):
+class WithoutBarrier(SQLiteDatabase):
     def branch(self, query: Mapping[str, str], passing: Passing) -> None:
         with closing(self.connect()) as connection:
             connection.execute("insert into effects values (?, ?)", (query["gid"], query["branch_id"]))
@@ -25,12 +25,12 @@ class WithoutBarrier(SQLitePlace):
             connection.commit()
 
 
-class Presuming(SQLitePlace):
+class Presuming(SQLiteDatabase):
     def check_back(self, question: Question) -> Verdict:
         return Verdict.SUCCESS
 
 
-class InTwoTransactions(SQLitePlace):
+class InTwoTransactions(SQLiteDatabase):
     def pledge(self, pledge: BlockingPledge, *, checkback: str, commit: bool, passing: Passing) -> Outcome:
         with closing(self.connect()) as connection:
             connection.execute("insert into works values (?)", (pledge.gid,))
@@ -40,7 +40,7 @@ class InTwoTransactions(SQLitePlace):
             )
 
 
-MISTAKES: dict[str, type[SQLitePlace]] = {
+MISTAKES: dict[str, type[SQLiteDatabase]] = {
     "branches without the barrier": WithoutBarrier,
     "a checkback that presumes": Presuming,
     "work in another transaction": InTwoTransactions,
@@ -51,8 +51,8 @@ def main() -> None:
     parser = flags()
     parser.add_argument("--mistake", choices=MISTAKES, required=True)
     given = parser.parse_args()
-    place = MISTAKES[given.mistake](given.database.removeprefix("sqlite:"))
-    serve(place, peers=given.peers, port=given.port)
+    database = MISTAKES[given.mistake](given.database.removeprefix("sqlite:"))
+    serve(database, peers=given.peers, port=given.port)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from time import monotonic
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
 
-from avow.channel.dialing import open_channel
+from avow.channel.connector import open_channel
 from avow.channel.endpoint import Channel
-from avow.channel.websocket import SUBPROTOCOL, Socket, SocketUser, dial
+from avow.channel.transports.websocket_handshake import SUBPROTOCOL, Socket, SocketUser, dial
 from avow.errors import ChannelFailed, Offline
 from avow.testing.cluster import LocalCluster
 from avow.testing.cluster_wait import wait_until
@@ -26,7 +26,7 @@ PAUSE_S = 0.02
 CHANNELS: list[Channel] = []
 
 
-async def until(predicate: Callable[[], Any], *, timeout_s: float = 20.0) -> Any:
+async def until(predicate: Callable[[], Any], *, timeout_s: float = 60.0) -> Any:
     """The first true value of it."""
     deadline = monotonic() + timeout_s
     while not (found := predicate()):
@@ -85,7 +85,7 @@ async def open_to(
     target = f"{url.rstrip('/')}/v1/channel?{urlencode(parameters)}"
 
     async def dialled(user: SocketUser) -> Socket:
-        return await dial(target, Watched(user), headers=headers, subprotocols=subprotocols, timeout_s=5.0)
+        return await dial(target, Watched(user), headers=headers, subprotocols=subprotocols, timeout_s=60)
 
     channel = await open_channel(dialled, begin=begin, **(options or {}))
     CHANNELS.append(channel)
@@ -158,7 +158,7 @@ def aged(value: bytes | bytearray | memoryview, age_ms: int) -> bytes:
 def create(cluster: LocalCluster, name: str, *, at: int = 1, **more: Any) -> None:
     body = json.dumps({"name": name, **more}).encode()
     request = urllib.request.Request(f"{cluster.api(at)}/v1/queues", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status in (200, 201)
 
 
@@ -167,7 +167,7 @@ def values(cluster: LocalCluster, queue: str, lane: int, *, at: int) -> list[byt
     found: list[bytes] = []
     while True:
         path = f"/v1/queues/{queue}/messages?lane={lane}&after={len(found)}&max=10000&max_bytes=8000000"
-        with urllib.request.urlopen(cluster.api(at) + path, timeout=10) as answer:
+        with urllib.request.urlopen(cluster.api(at) + path, timeout=60) as answer:
             lines = answer.read().splitlines()
         if not lines:
             return found
@@ -191,6 +191,6 @@ def coordinator(cluster: LocalCluster, queue: str, *, lane: int = 0, at: int = 1
 
 
 def metric(cluster: LocalCluster, at: int, name: str) -> float:
-    with urllib.request.urlopen(f"{cluster.api(at)}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{cluster.api(at)}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))

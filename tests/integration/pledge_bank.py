@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pledge_desk import Desk, Service, served
 from sqlalchemy import create_engine, text
+from tests.integration.pledge_desk import Desk, Service, served
 
 from avow import connect_blocking
 from avow.barrier import sqlalchemy

@@ -20,15 +20,15 @@ import msgspec
 
 from avow.barrier.web import answer as checkback_answer
 from avow.errors import AvowError
-from avow.peer.pledges.handlers import request_of
-from avow.peer.pledges.shapes import NewPledge
 from avow.pledge import state
-from avow.pledge.branches.branches import Branches
+from avow.pledge.branches.schemes import Branches
 from avow.pledge.coordinator import Coordinator, Submission
 from avow.pledge.record import Pledge
 from avow.pledge.settings import PledgeSettings
 from avow.pledge.stores.memory import MemoryStore
-from avow.wire.failures import encode_failure
+from avow.server.pledges.handlers import content_of
+from avow.server.pledges.schemas import NewPledge
+from avow.wire.error_body import encode_failure
 
 Told = str | AvowError
 
@@ -131,9 +131,9 @@ class Desk:
     async def _act(self, operation: str, gid: str, body: bytes) -> dict[str, Any]:
         coordinator = self.coordinator
         if operation == "prepare":
-            return self._shown(await coordinator.prepare(request_of(gid, msgspec.json.decode(body, type=NewPledge))))
+            return self._shown(await coordinator.prepare(content_of(gid, msgspec.json.decode(body, type=NewPledge))))
         if operation == "submit":
-            return self._shown(await coordinator.submit(request_of(gid, msgspec.json.decode(body, type=NewPledge))))
+            return self._shown(await coordinator.submit(content_of(gid, msgspec.json.decode(body, type=NewPledge))))
         return self._shown(await (coordinator.abort(gid) if operation == "abort" else coordinator.load(gid)))
 
     def _shown(self, found: Pledge | Submission) -> dict[str, Any]:
@@ -152,6 +152,8 @@ class Desk:
 
 class Service:
     """Answers /checkback by the barrier, and /in with what stands in `answers` (200 when empty). `calls`: to /in."""
+
+    port: int
 
     def __init__(self, checkback: Any) -> None:
         self.checkback, self.answers = checkback, list[int]()

@@ -70,7 +70,7 @@ class Service:
     def calls(self, path: str) -> list[Heard]:
         return [heard for heard in self.heard if heard.path == path]
 
-    def wait_for(self, path: str, count: int, *, timeout_s: float = 20.0) -> list[Heard]:
+    def wait_for(self, path: str, count: int, *, timeout_s: float = 60.0) -> list[Heard]:
         with self._changed:
             there = self._changed.wait_for(lambda: len(self.calls(path)) >= count, timeout_s)
         assert there, f"{path} was called {len(self.calls(path))} times, not {count}"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import uvloop
-from client_peers import ScriptedCluster
+from tests.scripted_cluster import ScriptedCluster
 
 import avow
 from avow.client.client import Client
@@ -16,7 +16,7 @@ Work = Callable[[ScriptedCluster, Client], Awaitable[None]]
 
 
 def run(
-    work: Work, *, lanes: int = 1, pubsub: bool = False, timeout_s: float = 5.0, cluster: ScriptedCluster | None = None
+    work: Work, *, lanes: int = 1, pubsub: bool = False, timeout_s: float = 60.0, cluster: ScriptedCluster | None = None
 ) -> ScriptedCluster:
     peers = cluster or ScriptedCluster(3)
 
@@ -33,7 +33,7 @@ def run(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(20_000):
+    for _ in range(60_000):
         if condition():
             return
         await asyncio.sleep(0.001)

@@ -12,12 +12,12 @@ from itertools import combinations, combinations_with_replacement, product
 from typing import Any
 
 import pytest
-from barrier_databases import KINDS, Database, new_gid
+from tests.integration.barrier_databases import KINDS, Database, new_gid
 
-from avow.barrier import rows
+from avow.barrier import sql_rules
+from avow.barrier.db_connection import DbApiSession, Outcome
 from avow.barrier.dialects import Trouble
 from avow.barrier.key import Call, Verdict
-from avow.barrier.session import DbApiSession, Outcome
 from avow.barrier.sql import Barrier, check_back
 from avow.errors import Refused
 
@@ -149,8 +149,8 @@ def run_checkback(database: Database, own: Any, asking: Any, *, slots: tuple[int
         take(run.local, at, slots)
 
     session = SteppedSession(asking, before)
-    with rows.short_waits(session, SHORT_S):
-        run.verdict = rows.check_back(rows.Checkback(session, Call(gid), lock_timeout_s=SHORT_S))
+    with sql_rules.short_waits(session, SHORT_S):
+        run.verdict = sql_rules.check_back(sql_rules.Checkback(session, Call(gid), lock_timeout_s=SHORT_S))
     for at in range(len(run.verdicts_at), len(run.verdicts_at) + 100):
         take(run.local, at, slots)
     return run

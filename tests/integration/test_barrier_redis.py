@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 import redis.asyncio
-from barrier_databases import new_gid
+from tests.integration.barrier_databases import new_gid
+from tests.services import Server
 
 from avow.barrier.key import HORIZON_MIN_S, START_S, Question, Verdict, now_ms
 from avow.barrier.redis import AsyncBarrier, Barrier, check_back, check_back_async, checkback
 from avow.barrier.redis_scripts import Adjusted
 from avow.errors import AlreadyDecided, InvalidRequest, Malformed, Trimmed
-from services import Server
 
 DAY_S = 24 * 3600
 

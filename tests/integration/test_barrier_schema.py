@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
-from barrier_databases import Database, MariaDB, PostgreSQL, new_gid
+from tests.integration.barrier_databases import Database, MariaDB, PostgreSQL, new_gid
 
-from avow.barrier.cleaning import clean_up_rows
+from avow.barrier.cleanup import clean_up_rows
+from avow.barrier.db_connection import DbApiSession, Outcome
 from avow.barrier.dialects import Trouble
 from avow.barrier.key import HORIZON_MIN_S, MARGIN_S, START_S, Verdict
 from avow.barrier.schema import migration, upgrade
-from avow.barrier.session import DbApiSession, Outcome
 from avow.barrier.sql import Barrier, check_back, clean_up, create_table
 from avow.errors import AlreadyDecided, InvalidRequest, Trimmed
 
@@ -132,7 +132,7 @@ def test_a_table_that_takes_two_ids_for_one_is_refused_with_the_statement_that_m
 
 def test_a_name_that_is_no_table_is_refused() -> None:
     connection = sqlite3.connect(":memory:")
-    with pytest.raises(InvalidRequest, match="no name of a table"):
+    with pytest.raises(InvalidRequest, match="not a valid table name"):
         create_table(connection, table="barrier; drop table works")
     connection.close()
 
@@ -195,7 +195,8 @@ def test_point_12_a_checkback_between_any_statements_of_a_clean_up_never_says_ro
     database: Database, cleaned: tuple[Any, str]
 ) -> None:
     connection, table = cleaned
-    gid, asking, said = new_gid(), database.connect(), []
+    gid, asking = new_gid(), database.connect()
+    said: list[Verdict | None] = []
 
     def ask() -> None:
         try:

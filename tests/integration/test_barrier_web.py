@@ -8,18 +8,19 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import django
+import django  # type: ignore[import-untyped]
 import httpx
 import pytest
 import redis
 import redis.asyncio
-from barrier_databases import Database, new_gid
-from django.conf import settings
+from django.conf import settings  # type: ignore[import-untyped]
 from fastapi import FastAPI
 from flask import Flask
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
+from tests.integration.barrier_databases import Database, new_gid
+from tests.services import Server
 
 from avow.barrier import redis as in_redis
 from avow.barrier import sql
@@ -27,7 +28,6 @@ from avow.barrier import sqlalchemy as on_sqlalchemy
 from avow.barrier.key import Question, Verdict, now_ms
 from avow.barrier.sql import Barrier
 from avow.barrier.web import django_checkback, django_path, flask_blueprint, starlette_route
-from services import Server
 
 PATH = "/avow/checkback"
 ON_POSTGRESQL = pytest.mark.parametrize("kind", ["postgresql"])
@@ -74,8 +74,8 @@ def in_flask(checkback: Any) -> Ask:
 
 def in_django(checkback: Any) -> Ask:
     configure_django()
-    from django.test import Client
-    from django.urls import clear_url_caches
+    from django.test import Client  # type: ignore[import-untyped]
+    from django.urls import clear_url_caches  # type: ignore[import-untyped]
 
     urlpatterns[:] = [django_path(PATH.lstrip("/"), checkback)]
     clear_url_caches()
@@ -141,7 +141,8 @@ def test_what_is_no_checkback_gets_no_verdict(
 
     def checkback(question: Question) -> Verdict:
         asked.append(question)
-        return Barrier(question.gid) and Verdict.SUCCESS
+        Barrier(question.gid)
+        return Verdict.SUCCESS
 
     assert framework(checkback)(query) == (500, {"message": "no verdict: INVALID_REQUEST"})
     assert all(len(question.gid) > 128 for question in asked)
@@ -183,7 +184,7 @@ def test_engines_and_redis_answer_through_the_same_route(database: Database, red
 
     async def go() -> None:
         in_async = redis.asyncio.Redis.from_url(redis_server.dsn)
-        checkbacks = [
+        checkbacks: list[Callable[[Question], Any]] = [
             on_sqlalchemy.checkback(engine),
             on_sqlalchemy.checkback(async_engine),
             in_redis.checkback(client),
@@ -205,7 +206,7 @@ def test_engines_and_redis_answer_through_the_same_route(database: Database, red
 def test_django_answers_on_its_own_connection_and_its_atomic_blocks_are_joined() -> None:
     """With ATOMIC_REQUESTS, so a tombstone would be lost with a request that fails later."""
     ask = in_django(django_checkback())
-    from django.db import connection, transaction
+    from django.db import connection, transaction  # type: ignore[import-untyped]
 
     sql.create_table(connection)
     committed, failed, late = new_gid(), new_gid(), new_gid()

@@ -11,7 +11,7 @@ from tests.browser.far import Far, Files, listening, page_of, proxied, wait_unti
 from tests.chromium import Chromium
 
 COUNT = 2_000
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 
 Run = Callable[..., Awaitable[Any]]
 

@@ -16,11 +16,11 @@ from benchmarks.channel_faults import run_resets, run_withheld
 from tests.integration.channel_programs import value_of
 from tests.integration.reset_proxy import ResetProxy
 
-from avow.channel.dialing import connect_channel
+from avow.channel.connector import connect_channel
 from avow.channel.endpoint import Channel
 from avow.channel.listener import ChannelListener, listen
-from avow.channel.open_websocket import Patience
-from avow.channel.protocol import Bounds
+from avow.channel.protocol.events import Bounds
+from avow.channel.transports.websocket import Patience
 from avow.errors import ChannelFailed, Forbidden, Offline
 
 RESETS = int(os.environ.get("AVOW_TEST_RESETS", "60"))
@@ -30,13 +30,13 @@ LONG_S = 120.0
 WATCHFUL = Patience(ping_s=0.1, silent_s=0.3)
 
 
-def run(scenario: Callable[[], Awaitable[None]], *, timeout_s: float = 30.0) -> None:
+def run(scenario: Callable[[], Awaitable[None]], *, timeout_s: float = 300.0) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(scenario(), timeout_s))
 
 
 async def until(predicate: Callable[[], object]) -> None:
-    for _ in range(2_000):
+    for _ in range(12_000):
         if predicate():
             return
         await asyncio.sleep(0.005)

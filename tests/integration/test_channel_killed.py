@@ -14,20 +14,20 @@ import pytest
 import uvloop
 from tests.integration.channel_programs import COMMIT_EVERY, numbers_in, value_of
 
-from avow.channel.dialing import connect_channel
+from avow.channel.connector import connect_channel
 from avow.channel.endpoint import Channel
 from avow.channel.listener import listen
 from avow.channel.stores import FileStore
 from avow.errors import ChannelFailed
 
 
-def run(scenario: Callable[[], Awaitable[None]], *, timeout_s: float = 30.0) -> None:
+def run(scenario: Callable[[], Awaitable[None]], *, timeout_s: float = 300.0) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(scenario(), timeout_s))
 
 
 async def until(predicate: Callable[[], object]) -> None:
-    for _ in range(2_000):
+    for _ in range(12_000):
         if predicate():
             return
         await asyncio.sleep(0.005)
@@ -50,7 +50,7 @@ async def program(*arguments: object) -> AsyncIterator[tuple[subprocess.Popen[st
 def kill(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
-    process.wait(timeout=10)
+    process.wait(60)
 
 
 async def send_until_it_fails(channel: Channel, sent: list[int]) -> ChannelFailed:
@@ -79,7 +79,7 @@ def test_what_a_killed_receiver_committed_and_what_is_handed_back_are_all_that_w
     async def scenario() -> None:
         async with program("receive", path, 0) as (receiver, port):
             url = f"ws://127.0.0.1:{port}/"
-            channel = await connect_channel(url, patience_s=20.0 if restarted else 0.5)
+            channel = await connect_channel(url, patience_s=120.0 if restarted else 0.5)
             sending = asyncio.create_task(send_until_it_fails(channel, sent))
             await until(lambda: channel.statistics()["released_to"] >= acked_min)
             kill(receiver)

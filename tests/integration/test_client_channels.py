@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 import uvloop
-from channel_clusters import (
+from tests.integration.channel_clusters import (
     STRATEGIES,
     check_once_and_in_order,
     create,
@@ -20,11 +20,12 @@ from channel_clusters import (
     run,
     send,
 )
+from tests.integration.peer_channels import metric, until
 
 import avow
 from avow.client.client import Client
 from avow.client.observer import Committed, Enqueued, Stored
-from avow.client.reading import ReadBatch
+from avow.client.reader import ReadBatch
 from avow.errors import Fenced, Forbidden, InvalidRequest, Unknown
 from avow.testing.cluster import LocalCluster
 
@@ -73,12 +74,12 @@ def test_a_takeover_is_clean(cluster: LocalCluster, strategy: str) -> None:
             await client.queue(queue).enqueue_many([b"%d" % number for number in range(10, 20)])
             held = await anext(first)
             async with other.subscribe(queue, "s") as second:
-                again = await asyncio.wait_for(anext(second), 20)
+                again = await asyncio.wait_for(anext(second), 60)
                 assert again.values()[0] == held.values()[0]
                 with pytest.raises(Fenced):
-                    await asyncio.wait_for(held.commit(), 20)
+                    await asyncio.wait_for(held.commit(), 60)
                 with pytest.raises(Fenced):
-                    await asyncio.wait_for(anext(first), 20)
+                    await asyncio.wait_for(anext(first), 60)
                 await again.commit()
                 assert first.statistics()["channels"] == 1
 
@@ -99,7 +100,7 @@ def test_members_share_the_lanes_and_none_is_read_twice_as_they_come_and_go(
                 readers.create_task(read_as_member(client, queue, name, committed, unsure, stop))
                 await send(producer, number * 1_000, number * 1_000 + 1_000)
             await producer.commit()
-            for _ in range(2_000):
+            for _ in range(6_000):
                 if len({*committed, *unsure}) >= 3_000:
                     break
                 await asyncio.sleep(0.01)
@@ -151,7 +152,7 @@ def test_a_subscriber_that_does_not_commit_holds_no_more_than_the_limit(cluster:
             assert 400 < taken < 1_800, "8 MiB of 40 are out, and a little more"
             while taken < 4_000:
                 await held[-1].commit()
-                batch = await asyncio.wait_for(anext(batches), 10)
+                batch = await asyncio.wait_for(anext(batches), 60)
                 taken += len(batch)
                 held = [batch]
 
@@ -188,11 +189,12 @@ def test_an_observer_hears_of_a_record_of_who_stored_it_and_of_its_commit_in_thi
         queue = await create(client, "observed", "pub-sub")
         events = client.observe(queue)
         heard = asyncio.create_task(anext(events))
-        await asyncio.sleep(0.1)
+        observers = 'avow_channels{role="observer"}'
+        await until(lambda: any(metric(cluster, number, observers) for number in cluster.running))
         done = await client.queue(queue).enqueue_many([b"a", b"b", b"c"])
-        found = [await asyncio.wait_for(heard, 20)]
+        found = [await asyncio.wait_for(heard, 60)]
         while not isinstance(found[-1], Committed):
-            found.append(await asyncio.wait_for(anext(events), 20))
+            found.append(await asyncio.wait_for(anext(events), 60))
         await events.aclose()
         first = found[0]
         assert isinstance(first, Enqueued)
@@ -224,13 +226,13 @@ def test_channels_are_opened_over_tls_with_the_clients_token_and_its_rights(tmp_
     settings = secrets(tmp_path)
 
     async def work() -> None:
-        async with await avow.connect(cluster.addresses, token="admin", ca=settings["tls_ca"]) as client:
+        async with await avow.connect(secured.addresses, token="admin", ca=settings["tls_ca"]) as client:
             queue = await create(client, "q")
             async with client.producer(queue) as producer:
                 await send(producer, 0, 500)
             async with client.subscribe(queue, "s") as batches:
                 check_once_and_in_order(await read_and_commit(batches, 500), 500)
-        async with await avow.connect(cluster.addresses, token="reader", ca=settings["tls_ca"]) as client:
+        async with await avow.connect(secured.addresses, token="reader", ca=settings["tls_ca"]) as client:
             async for batch in client.queue(queue).follow():
                 assert len(batch)
                 break
@@ -238,7 +240,7 @@ def test_channels_are_opened_over_tls_with_the_clients_token_and_its_rights(tmp_
                 with pytest.raises(Forbidden):
                     await refused.open()
 
-    with LocalCluster(1, settings=settings, token="admin", ca=settings["tls_ca"]) as cluster:
+    with LocalCluster(1, settings=settings, token="admin", ca=settings["tls_ca"]) as secured:
         uvloop.run(asyncio.wait_for(work(), 60))
 
 

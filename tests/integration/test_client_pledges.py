@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from barrier_databases import wait_until
-from pledge_desk import Desk, Service, served
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
+from tests.integration.barrier_databases import wait_until
+from tests.integration.pledge_desk import Desk, Service, served
+from tests.services import Server
 
 import avow
 from avow.barrier import redis as redis_barrier
 from avow.barrier import sqlalchemy
+from avow.barrier.redis_scripts import Adjusted
 from avow.client.client import Client
 from avow.client.pledge import CommittedPending, Delivered, OutcomeUnknown, RolledBack
 from avow.errors import InvalidRequest
-from services import Server
 
 WITHDRAW = text("update accounts set amount = amount - 30")
 
@@ -59,7 +60,7 @@ async def bank(folder: Path, desk: Desk) -> AsyncIterator[tuple[Client, AsyncEng
     loop = asyncio.get_running_loop()
 
     def asked(question: Any) -> Any:
-        answered = sqlalchemy.checkback(engine)(question)
+        answered: Any = sqlalchemy.checkback(engine)(question)
         return asyncio.run_coroutine_threadsafe(answered, loop).result(10)
 
     with served(Service(asked)) as service:
@@ -193,10 +194,10 @@ async def shop(desk: Desk, server: Server, key: str, units: int) -> AsyncIterato
     blocking.close()
 
 
-def selling(stock: Any, key: str) -> Callable[[redis_barrier.AsyncBarrier], Awaitable[redis_barrier.Adjusted]]:
-    async def sell(barrier: redis_barrier.AsyncBarrier) -> redis_barrier.Adjusted:
+def selling(stock: Any, key: str) -> Callable[[redis_barrier.AsyncBarrier], Awaitable[Adjusted]]:
+    async def sell(barrier: redis_barrier.AsyncBarrier) -> Adjusted:
         adjusted = await barrier.check_adjust(stock, key, -1)
-        if adjusted is redis_barrier.Adjusted.SHORT:
+        if adjusted is Adjusted.SHORT:
             raise SoldOut
         return adjusted
 

@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from barrier_databases import wait_until
-from pledge_bank import WITHDRAW, Bank, delivered_once, pledge_of, status_of, withdraw_and_raise, withdraw_by
-from pledge_desk import Desk, Service
 from sqlalchemy.orm import Session
+from tests.integration.barrier_databases import wait_until
+from tests.integration.pledge_bank import (
+    WITHDRAW,
+    Bank,
+    delivered_once,
+    pledge_of,
+    status_of,
+    withdraw_and_raise,
+    withdraw_by,
+)
+from tests.integration.pledge_desk import Desk, Service
 
 from avow.barrier import sql
 from avow.client.blocking import BlockingClient

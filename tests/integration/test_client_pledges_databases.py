@@ -7,16 +7,16 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from barrier_databases import wait_until
-from pledge_desk import Desk, Service, served
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
+from tests.integration.barrier_databases import wait_until
+from tests.integration.pledge_desk import Desk, Service, served
+from tests.services import MariaDBServer, PostgresServer, Server
 
 from avow import connect_blocking
 from avow.barrier import sqlalchemy
 from avow.client.pledge import CommittedPending, OutcomeUnknown
 from avow.errors import Unknown
-from services import MariaDBServer, PostgresServer, Server
 
 WITHDRAW = text("update accounts set amount = amount - 30")
 DRIVERS = {"postgres": (PostgresServer, "psycopg"), "mariadb": (MariaDBServer, "pymysql")}
@@ -32,7 +32,7 @@ def bank(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Engine]]:
             connection.execute(text("create table accounts (amount integer)"))
             connection.execute(text("insert into accounts values (100)"))
         yield server, engine
-        wait_until(lambda: engine.pool.checkedout() == 0, timeout_s=10)  # type: ignore[attr-defined]
+        wait_until(lambda: engine.pool.checkedout() == 0)  # type: ignore[attr-defined]
         engine.dispose()
 
 
@@ -65,6 +65,6 @@ def test_a_database_that_was_killed_is_asked_when_it_is_back(bank: tuple[Server,
             server.kill()
         assert isinstance(pledge.outcome, OutcomeUnknown | CommittedPending)
         server.start()
-        wait_until(lambda: status_of(desk, pledge.gid) == ("succeeded" if committed else "failed"), timeout_s=30)
+        wait_until(lambda: status_of(desk, pledge.gid) == ("succeeded" if committed else "failed"))
         assert len(service.calls) == committed
         assert amount(engine) == (70 if committed else 100)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from client_peers import ScriptedCluster
-from producer_runs import everything, numbers, run, send, until, written_over_http
+from tests.integration.producer_runs import everything, numbers, run, send, until, written_over_http
+from tests.scripted_cluster import ScriptedCluster
 
-from avow.channel.frames import EndCode
-from avow.client import carrying
+from avow.channel.protocol.frames import EndCode
+from avow.client import producer_connection
 from avow.client.client import Client
 from avow.errors import InvalidRequest, TooLarge
 
@@ -208,7 +208,7 @@ def test_a_restarted_peer_that_does_not_know_the_channel_is_no_reason_to_fail() 
 
 
 def test_a_peer_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrying, "SILENT_S", 0.2)
+    monkeypatch.setattr(producer_connection, "SILENT_S", 0.2)
 
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:

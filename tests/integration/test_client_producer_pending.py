@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from client_peers import ScriptedCluster
-from producer_runs import everything, numbers, run, send, until
+from tests.integration.producer_runs import everything, numbers, run, send, until
+from tests.scripted_cluster import ScriptedCluster
 
-from avow.channel.frames import EndCode
+from avow.channel.protocol.frames import EndCode
 from avow.channel.stores import FileStore, MemoryStore
 from avow.client.client import Client
 from avow.errors import ChannelFailed, DiskFull, Forbidden, InvalidRequest, Offline, UnknownQueue

@@ -7,20 +7,21 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 import uvloop
-from client_peers import ScriptedCluster
+from tests.scripted_cluster import ScriptedCluster
 
 import avow
 from avow.client.blocking import BlockingClient
 from avow.client.client import Client
 from avow.errors import InvalidRequest, Offline, Unknown, UnknownSubscriber
 
-Runner = Callable[[Awaitable[None]], None]
+Runner = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -35,7 +36,7 @@ def run(
     async def go() -> None:
         cluster = ScriptedCluster(2)
         cluster.create("q", lanes=lanes)
-        async with cluster, await avow.connect(cluster.addresses, timeout_s=5.0) as client:
+        async with cluster, await avow.connect(cluster.addresses, timeout_s=60.0) as client:
             await work(cluster, client)
 
     runner(go())
@@ -210,7 +211,7 @@ def addresses() -> Iterator[str]:
 
 @pytest.fixture
 def client(addresses: str) -> Iterator[BlockingClient]:
-    with avow.connect_blocking(addresses, timeout_s=5.0) as found:
+    with avow.connect_blocking(addresses, timeout_s=60.0) as found:
         yield found
 
 
@@ -282,7 +283,7 @@ def test_a_program_that_forgets_to_close_its_client_ends_all_the_same(addresses:
     code = (
         f"import avow; q = avow.connect_blocking({addresses!r}).queue('q'); q.enqueue(b'1'); it = q.follow(); next(it)"
     )
-    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=30)
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -8,7 +8,7 @@ from itertools import chain, repeat
 
 import pytest
 import uvloop
-from client_peers import Request, ScriptedCluster
+from tests.scripted_cluster import Request, ScriptedCluster
 
 import avow
 from avow.client.client import Client
@@ -35,7 +35,7 @@ def run(
     *,
     peers: int = 3,
     lanes: int = 1,
-    timeout_s: float = 5.0,
+    timeout_s: float = 60.0,
 ) -> ScriptedCluster:
     cluster = ScriptedCluster(peers)
 
@@ -59,7 +59,7 @@ def writes(cluster: ScriptedCluster, number: int) -> list[Request]:
 
 
 def send_until_busy(queue: Queue, value: bytes) -> list[asyncio.Future[Done]]:
-    sent = []
+    sent: list[asyncio.Future[Done]] = []
     try:
         while len(sent) < 200:
             sent.append(queue.send(value))
@@ -332,7 +332,8 @@ def test_closing_settles_everything_that_waits() -> None:
         await queue.enqueue(b"1")
         cluster.peer(1).script = tell_writes(then="silent")
         waiting = queue.send(b"2")
-        await asyncio.sleep(0.05)
+        while len(writes(cluster, 1)) < 2:
+            await asyncio.sleep(0)
         await client.close()
         with pytest.raises(Unknown):
             await waiting

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from avow.cli.api import Api
+from avow.cli.cluster_api import Api
 from avow.errors import InvalidRequest, NotEqual, Offline, Unknown
 
 Behaviour = Callable[[socket.socket], None]
@@ -76,7 +76,7 @@ def test_a_question_without_an_answer_goes_to_the_next_peer() -> None:
 
 def test_an_order_without_an_answer_is_unknown_and_not_repeated() -> None:
     with peer(hang_up) as (silent, asked), peer(answer("{}")) as (other, requests):
-        with pytest.raises(Unknown, match="it may or may not have happened"):
+        with pytest.raises(Unknown, match="may or may not have been executed"):
             Api(f"{silent},{other}").call("DELETE", "/v1/queues/q")
         assert (len(asked), requests) == (1, [])
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from avow.cli.doctor_network import check_ports
+from avow.cli.doctor.network import check_ports
 from avow.cli.main import app_of
-from avow.peer.settings import Settings
+from avow.server.settings import Settings
 
 
 def test_a_free_port_is_free_and_a_taken_one_is_named_with_its_process() -> None:
@@ -20,8 +20,8 @@ def test_a_free_port_is_free_and_a_taken_one_is_named_with_its_process() -> None
         port = taken.getsockname()[1]
         settings = Settings(listen=f"127.0.0.1:{port}", peer_listen="127.0.0.1:0")
         listen, peer_listen = check_ports(settings)
-    assert f"127.0.0.1:{port} is taken by process" in listen.found
-    assert (peer_listen.verdict, "free one" in peer_listen.found) == ("ok", True)
+    assert f"127.0.0.1:{port} is in use by process" in listen.found
+    assert (peer_listen.verdict, "free port" in peer_listen.found) == ("ok", True)
 
 
 def test_an_address_of_another_machine_fails() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from http_peer import PeerProcess, cluster, wait_until
+from tests.integration.http_peer import PeerProcess, cluster, wait_until
 
 
 @pytest.fixture(scope="module")

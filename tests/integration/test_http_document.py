@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import schemathesis
-from http_peer import PeerProcess, serving, wait_until
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis.checks import CheckFunction, not_a_server_error
@@ -21,12 +20,13 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from tests.integration.http_peer import PeerProcess, serving, wait_until
 
-from avow.peer.http.openapi import document
-from avow.peer.http.route import Route
-from avow.peer.http.routes import ROUTES
+from avow.server.http.openapi import document
+from avow.server.http.route import Route
+from avow.server.http.routes import ROUTES
 
-EXAMPLES = 100
+EXAMPLES = 60
 DOCUMENT = document(version="0")
 CHECKS: list[CheckFunction] = [
     not_a_server_error,

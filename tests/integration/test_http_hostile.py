@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Iterator
 
 import pytest
-from http_peer import PeerProcess, serving, wait_until
+from tests.integration.http_peer import PeerProcess, serving, wait_until
 
 HEAD = b"POST /v1/queues HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
 
@@ -57,14 +57,14 @@ def test_random_bytes_are_answered_400(peer: PeerProcess) -> None:
     ],
 )
 def test_requests_beyond_every_bound_are_refused(peer: PeerProcess, sent: bytes, status: bytes) -> None:
-    with socket.create_connection(peer.address, timeout=10) as connection:
+    with socket.create_connection(peer.address, timeout=60) as connection:
         connection.sendall(sent)
         if status:
             assert connection.recv(65536).split()[1] == status
 
 
 def test_a_body_that_never_ends_is_cut_off(peer: PeerProcess) -> None:
-    with socket.create_connection(peer.address, timeout=10) as connection:
+    with socket.create_connection(peer.address, timeout=60) as connection:
         connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -79,13 +79,13 @@ def test_a_body_that_never_ends_is_cut_off(peer: PeerProcess) -> None:
 def test_half_requests_are_forgotten_when_their_client_goes(peer: PeerProcess) -> None:
     for sent in (b"", b"G", b"GET / HTTP/1.1\r\nho", HEAD + b"content-length: 5\r\n\r\nab"):
         for _ in range(5):
-            with socket.create_connection(peer.address, timeout=10) as connection:
+            with socket.create_connection(peer.address, timeout=60) as connection:
                 connection.sendall(sent)
 
 
 def test_a_connection_that_is_reset_in_the_middle_leaves_nothing(peer: PeerProcess) -> None:
     for _ in range(10):
-        connection = socket.create_connection(peer.address, timeout=10)
+        connection = socket.create_connection(peer.address, timeout=60)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
         connection.sendall(b"GET /v1/cluster HTTP/1.1\r\nhost: a\r\n\r\n" * 50)
         connection.close()
@@ -105,11 +105,11 @@ def test_a_slow_client_is_cut_off_while_others_are_served(peer: PeerProcess) -> 
 
 def test_one_connection_too_many_is_busy(peer: PeerProcess) -> None:
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_connection(peer.address, timeout=10)) for _ in range(40)]
+        held = [stack.enter_context(socket.create_connection(peer.address, timeout=60)) for _ in range(40)]
         for connection in held:  # so that all are accepted before the next
             connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        extra = stack.enter_context(socket.create_connection(peer.address, timeout=10))
+        extra = stack.enter_context(socket.create_connection(peer.address, timeout=60))
         answer = extra.recv(65536)
         assert answer.startswith(b"HTTP/1.1 503")
         assert b'"BUSY"' in answer
@@ -117,7 +117,7 @@ def test_one_connection_too_many_is_busy(peer: PeerProcess) -> None:
 
 def test_too_many_requests_at_once_are_busy_and_health_is_not(peer: PeerProcess) -> None:
     assert peer.ask("POST", "/v1/queues", {"name": "busy"}).status == 201
-    with socket.create_connection(peer.address, timeout=10) as waiting:
+    with socket.create_connection(peer.address, timeout=60) as waiting:
         poll = b"GET /v1/queues/busy/messages?wait_s=30 HTTP/1.1\r\nhost: a\r\n\r\n"
         waiting.sendall(poll * 9)
         wait_until(lambda: figure(peer, "avow_http_requests_in_flight") >= 9)

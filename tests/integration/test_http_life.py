@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_peer import PeerProcess, cluster, wait_until
+from tests.integration.http_peer import PeerProcess, cluster, wait_until
 
 KEYS = ["queue", "lane", "version", "peer", "created_ms", "coordinator", "owner", "committed", "visible", "stored"]
 
@@ -142,7 +142,7 @@ def test_of_a_dead_peer_nothing_is_known_but_what_it_said_before(peers: list[Pee
     for queue, (lane, version) in before.items():
         wait_until(lambda q=queue, at=lane, v=version: stored(life(peers[number - 1], q, at, v))[dead] is True)  # type: ignore[misc]
     peers[dead - 1].process.kill()
-    peers[dead - 1].process.wait(10)
+    peers[dead - 1].process.wait(60)
     for queue, (lane, version) in before.items():
         late = enqueue(peers[number - 1], queue, "late")
         wait_until(lambda q=queue, at=late: stored(life(peers[number - 1], q, *at))[dead] is None)  # type: ignore[misc]

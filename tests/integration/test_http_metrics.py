@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from http_peer import PeerProcess, serving, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.http_peer import PeerProcess, serving, wait_until
 
-from avow.peer.metrics import FIGURES
+from avow.server.metrics import METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
@@ -22,8 +22,8 @@ def test_metrics_are_as_the_page_describes_them(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE)
     described = {name: (kind, text) for name, kind, _, text in rows}
     labels = {name: tuple(re.findall(r"`(\w+)`", listed)) for name, _, listed, _ in rows}
-    assert described == {figure.name: (figure.type, figure.help) for figure in FIGURES}
-    assert labels == {figure.name: figure.labels for figure in FIGURES}
+    assert described == {info.name: (info.type, info.help) for info in METRICS}
+    assert labels == {info.name: info.labels for info in METRICS}
     with serving(tmp_path) as peer:
         wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
         peer.ask("POST", "/v1/queues", {"name": 'odd "name"\\'})

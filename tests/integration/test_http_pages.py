@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from http_peer import Answer, PeerProcess, cluster, finish, start, wait_until
+from tests.integration.http_peer import Answer, PeerProcess, cluster, finish, start, wait_until
 
 LISTED = "https://shop.example:8443"
 ASKING = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}

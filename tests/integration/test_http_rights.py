@@ -9,12 +9,13 @@ import subprocess
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
-from http_peer import PeerProcess, cluster, finish, serving, start, wait_until
+from tests.integration.http_peer import PeerProcess, cluster, finish, serving, start, wait_until
 
-from avow.peer.http.routes import ROUTES
+from avow.server.http.routes import ROUTES
 
 TOKENS = {
     "reader": 'rights = { "orders*" = ["read"], "avow.pledges" = ["read"] }',
@@ -63,8 +64,8 @@ class Pki:
         issued.private_key_pem.write_to_path(str(folder / "key.pem"))
         issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
 
-    def settings(self, *, mutual: bool) -> dict[str, object]:
-        files = {"tls_cert": self.folder / "cert.pem", "tls_key": self.folder / "key.pem"}
+    def settings(self, *, mutual: bool) -> dict[str, Any]:
+        files: dict[str, Any] = {"tls_cert": self.folder / "cert.pem", "tls_key": self.folder / "key.pem"}
         return {**files, "tls_ca": self.folder / "ca.pem"} if mutual else files
 
     def client(self) -> ssl.SSLContext:
@@ -191,7 +192,7 @@ def test_two_tokens_on_one_connection_are_told_apart(peer: PeerProcess) -> None:
         return f"DELETE /v1/peers/77 HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n".encode()
 
     assert peer.tls is not None
-    with socket.create_connection(peer.address, timeout=10) as raw:
+    with socket.create_connection(peer.address, timeout=60) as raw:
         connection = peer.tls.wrap_socket(raw, server_hostname="127.0.0.1")
         for token, status in (
             ("secret-root", b"404"),
@@ -215,14 +216,14 @@ def test_plain_http_on_the_tls_port_is_closed(peer: PeerProcess) -> None:
 def test_a_client_that_trusts_somebody_else_does_not_connect(peer: PeerProcess, pki: Pki) -> None:
     context = ssl.create_default_context()
     pki.stranger.configure_trust(context)
-    with socket.create_connection(peer.address, timeout=10) as raw, pytest.raises(ssl.SSLCertVerificationError):
+    with socket.create_connection(peer.address, timeout=60) as raw, pytest.raises(ssl.SSLCertVerificationError):
         context.wrap_socket(raw, server_hostname="127.0.0.1")
     assert peer.ask("GET", "/healthz").status == 200
 
 
 def test_half_a_handshake_holds_nothing(peer: PeerProcess) -> None:
     for _ in range(5):
-        with socket.create_connection(peer.address, timeout=10) as raw:
+        with socket.create_connection(peer.address, timeout=60) as raw:
             raw.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
     assert peer.ask("GET", "/healthz").status == 200
 
@@ -241,7 +242,7 @@ def test_peers_link_with_certificates_of_their_authority_and_with_no_other(tmp_p
 
 def hears_anything(address: tuple[str, int], context: ssl.SSLContext) -> bool:
     """TLS 1.3 refuses a client's certificate after the client thinks it is through: only a read tells."""
-    with contextlib.suppress(OSError), socket.create_connection(address, timeout=10) as raw:
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=60) as raw:
         connection = context.wrap_socket(raw)
         with contextlib.closing(connection):
             connection.sendall(b"x" * 100)
@@ -265,7 +266,7 @@ def test_an_exposed_or_half_set_peer_refuses_to_start(tmp_path: Path, settings: 
     process = start(tmp_path, **settings)
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(60)
         assert process.returncode not in (None, 0)
     finally:
         finish(process)

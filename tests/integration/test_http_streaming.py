@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import trustme
-from websocket_ends import LOOPS, port_of, raw_client, run, until
+from tests.integration.websocket_ends import LOOPS, port_of, raw_client, run, until
 
-from avow.peer.http.exchange import Exchange
-from avow.peer.http.listener import Listener, Patience
-from avow.peer.http.streams import Stream
+from avow.server.http.listener import Listener, Patience
+from avow.server.http.request import HttpRequest
+from avow.server.http.streams import Stream
 
 both_loops = pytest.mark.parametrize("loop", LOOPS)
 ASK = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -22,7 +22,7 @@ ASK = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def serving(
-    handle: Callable[[Exchange], None], *, tls: ssl.SSLContext | None = None, patience: Patience | None = None
+    handle: Callable[[HttpRequest], None], *, tls: ssl.SSLContext | None = None, patience: Patience | None = None
 ) -> AsyncIterator[tuple[Listener, str]]:
     listener = Listener(
         handle, connections_max=20, in_flight_max=20, request_bytes_max=1000, tls=tls, patience=patience
@@ -41,7 +41,7 @@ class Kept:
         self.streams: list[Stream] = []
         self.gone = self.writable = 0
 
-    def __call__(self, exchange: Exchange) -> None:
+    def __call__(self, exchange: HttpRequest) -> None:
         stream = exchange.stream(200, content_type=b"text/plain")
         stream.on_gone, stream.on_writable = self.was_gone, self.was_writable
         self.streams.append(stream)
@@ -56,9 +56,9 @@ class Kept:
 def fetch(port: int, tls: ssl.SSLContext | None, method: str = "GET") -> tuple[str | None, bytes]:
     """With the client of the standard library, twice on one connection."""
     if tls is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     else:
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=tls)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=tls)
     with contextlib.closing(connection):
         for _ in range(2):
             connection.request(method, "/")
@@ -78,7 +78,7 @@ def test_a_usual_client_reads_what_was_written_over_time(loop: str, secure: bool
         authority.configure_trust(trusting)
     pieces = [b"one", b"x" * 70_000, b"two"]
 
-    def handle(exchange: Exchange) -> None:
+    def handle(exchange: HttpRequest) -> None:
         stream = exchange.stream(200, content_type=b"text/plain")
         left = list(pieces)
 

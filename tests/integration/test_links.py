@@ -9,6 +9,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -16,9 +17,9 @@ import trustme
 import uvloop
 
 from avow.errors import FolderUnusable
-from avow.peer.access import link_contexts
-from avow.peer.links import Links
-from avow.peer.settings import Settings
+from avow.server.access import link_contexts
+from avow.server.links import Links
+from avow.server.settings import Settings
 from avow.wire.frames import Hello, encode
 from avow.wire.messages import Enqueue, Entry, Heartbeat, Kind, Message
 
@@ -37,12 +38,12 @@ class Listener:
         tls: tuple[ssl.SSLContext | None, ssl.SSLContext | None] = (None, None),
     ) -> None:
         self.number, self.run, self.cluster = number, run, cluster
-        self.heard: list[tuple[int, int, Message]] = []
+        self.heard: list[tuple[int, int, Any]] = []
         self.known: dict[int, str] = {}
         self.told: dict[int, str] = {}
         accepting, dialling = tls
         self.links = Links(
-            self, me=number, addresses=lambda: self.known, told=self.told, accepting=accepting, dialling=dialling
+            self, me=number, addresses=lambda: self.known, configured=self.told, accepting=accepting, dialling=dialling
         )
 
     async def listen(self) -> str:
@@ -69,7 +70,7 @@ class Listener:
 
 
 async def until(predicate: Callable[[], bool]) -> None:
-    for _ in range(500):
+    for _ in range(6_000):
         if predicate():
             return
         await asyncio.sleep(0.01)
@@ -78,7 +79,17 @@ async def until(predicate: Callable[[], bool]) -> None:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(scenario(), 30))
+        runner.run(asyncio.wait_for(scenario(), 60))
+
+
+def port_of(listener: Listener) -> int:
+    acceptor = listener.links._acceptor
+    assert acceptor is not None
+    return acceptor.address[1]
+
+
+def refusals(listener: Listener) -> int:
+    return cast(int, listener.links.statistics()["refused"])
 
 
 async def pair() -> tuple[Listener, Listener]:
@@ -113,7 +124,7 @@ def test_messages_arrive_in_order_in_both_directions_however_large() -> None:
 def test_a_later_run_replaces_the_link_and_an_earlier_one_is_refused() -> None:
     async def scenario() -> None:
         low, high = await pair()
-        address = f"127.0.0.1:{low.links._server.sockets[0].getsockname()[1]}"
+        address = f"127.0.0.1:{port_of(low)}"
         heir = Listener(2, run=2)
         heir.dial(1, address)
         await until(lambda: low.links._runs == {2: 2})
@@ -121,7 +132,7 @@ def test_a_later_run_replaces_the_link_and_an_earlier_one_is_refused() -> None:
         await until(lambda: low.links.connected == [])
         ghost = Listener(2, run=1)
         ghost.dial(1, address)
-        await until(lambda: int(low.links.statistics()["refused"]) >= 2 or ghost.links.connected == [])
+        await until(lambda: refusals(low) >= 2 or ghost.links.connected == [])
         assert low.links.connected == []
         await stop(low, ghost)
 
@@ -147,7 +158,7 @@ def test_a_peer_of_another_cluster_is_not_linked() -> None:
         low = Listener(1)
         stranger = Listener(2, cluster=bytes(16))
         stranger.dial(1, await low.listen())
-        await until(lambda: int(low.links.statistics()["refused"]) >= 2)
+        await until(lambda: refusals(low) >= 2)
         assert low.links.connected == []
         await stop(low, stranger)
 
@@ -176,7 +187,7 @@ GARBAGE = [
 def test_garbage_closes_its_own_connection_and_nothing_else(garbage: bytes) -> None:
     async def scenario() -> None:
         low, high = await pair()
-        reader, writer = await asyncio.open_connection("127.0.0.1", low.links._server.sockets[0].getsockname()[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(low))
         writer.write(garbage)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reader.readexactly(1 << 20)
@@ -190,15 +201,54 @@ def test_garbage_closes_its_own_connection_and_nothing_else(garbage: bytes) -> N
     run(scenario)
 
 
-def test_a_connection_that_never_says_hello_is_closed_and_their_number_is_bounded() -> None:
+def test_a_connection_that_never_says_hello_is_closed() -> None:
+    async def scenario() -> None:
+        low = Listener(1)
+        port = int((await low.listen()).rpartition(":")[2])
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for reader, writer in opened:
+            await reader.read()
+            await closed(writer)
+        await until(lambda: not low.links.strangers)
+        await stop(low)
+
+    run(scenario)
+
+
+def test_the_number_of_connections_that_have_not_said_hello_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("avow.server.links.HELLO_WAIT_S", 60.0)
+
     async def scenario() -> None:
         low = Listener(1)
         port = int((await low.listen()).rpartition(":")[2])
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(80)]
-        await until(lambda: 0 < len(low.links.strangers) <= 64)
-        await until(lambda: not low.links.strangers)
-        for _, writer in opened:
+        for reader, writer in opened[64:]:
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
             await closed(writer)
+        await until(lambda: len(low.links.strangers) == 64)
+        for _, writer in opened[:64]:
+            await closed(writer)
+        await stop(low)
+
+    run(scenario)
+
+
+def test_a_dial_that_is_cancelled_as_it_connects_leaves_no_link_behind() -> None:
+    """uvloop then closes the connection, and does not call `connection_lost`."""
+
+    class Stopping(Listener):
+        def hello(self) -> Hello:
+            self.stopped = asyncio.create_task(self.links.stop())
+            return super().hello()
+
+    async def scenario() -> None:
+        low, high = Listener(1), Stopping(2)
+        high.dial(1, await low.listen())
+        await until(lambda: hasattr(high, "stopped"))
+        await high.stopped
+        assert not high.links.strangers
+        assert high.links.connected == []
         await stop(low)
 
     run(scenario)
@@ -207,7 +257,7 @@ def test_a_connection_that_never_says_hello_is_closed_and_their_number_is_bounde
 def test_half_a_frame_and_then_silence_costs_nothing_but_its_connection() -> None:
     async def scenario() -> None:
         low, high = await pair()
-        _, writer = await asyncio.open_connection("127.0.0.1", low.links._server.sockets[0].getsockname()[1])
+        _, writer = await asyncio.open_connection("127.0.0.1", port_of(low))
         writer.write(HELLO[:30])
         await until(lambda: len(low.links.strangers) == 1)
         await until(lambda: not low.links.strangers)
@@ -225,7 +275,7 @@ def mutual(folder: Path, authority: trustme.CA) -> tuple[ssl.SSLContext | None, 
     issued.private_key_pem.write_to_path(str(folder / "key.pem"))
     issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
     files = {name: str(folder / file) for name, file in FILES.items()}
-    return link_contexts(Settings(**files))
+    return link_contexts(Settings(**files))  # type: ignore[arg-type]
 
 
 FILES = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
@@ -242,7 +292,7 @@ def test_with_an_authority_only_peers_it_signed_are_linked(tmp_path: Path) -> No
         plain = Listener(4)
         for peer in (friend, stranger, plain):
             peer.dial(1, where)
-        await until(lambda: low.links.connected == [2])
+        await until(lambda: low.links.connected == [2] and friend.links.connected == [1])
         friend.say(1, Heartbeat(1, coordinating=False, cursor=1))
         await until(lambda: len(low.heard) == 1)
         for garbage in GARBAGE:

@@ -15,14 +15,14 @@ import pytest
 
 import avow
 from avow.client.blocking import BlockingClient
-from avow.client.local_files import LocalFiles, NotHere
-from avow.client.reading import ReadBatch
+from avow.client.local_files import LocalFiles, NotLocal
+from avow.client.reader import ReadBatch
 from avow.errors import UnknownQueue
 from avow.limits import LANE_SEGMENT_SIZE_BYTES
-from avow.spark.options import batch_options
-from avow.spark.planning import LaneRange
-from avow.spark.reading import LanePart, read_part
-from avow.spark.source import arrow_schema, kafka_schema
+from avow.spark.source.data_source import arrow_schema, kafka_schema
+from avow.spark.source.options import batch_options
+from avow.spark.source.partition_reader import LanePart, read_part
+from avow.spark.source.planning import LaneRange
 from avow.testing.cluster import LocalCluster, wait_until
 from avow.wire.places import CONTENT_TYPE as PLACES
 from avow.wire.places import Places, decode_places
@@ -83,7 +83,7 @@ def memories(batches: Sequence[ReadBatch]) -> set[type]:
 def asked(beside: Beside, name: str, *, source: str = "127.0.0.1") -> tuple[str, bytes]:
     """The type and the body of a peer's answer to a reader at an address who would rather have places."""
     address = urlsplit(beside.address)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, source_address=(source, 0), timeout=30)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, source_address=(source, 0), timeout=60)
     try:
         accept = {"accept": f"{PLACES}, {BATCHES};q=0.5"}
         connection.request("GET", f"/v1/queues/{name}/messages?lane=0&max=65536", headers=accept)
@@ -179,9 +179,10 @@ def test_another_file_under_the_same_name_is_not_believed(beside: Beside, orders
         head = file.read(3 * IN_BATCH * MESSAGE_BYTES)
     flipped = bytearray(head)
     flipped[first.ranges[1].at + 100_000] ^= 1
-    for name, data in {"shorter": head[:1000], "empty": b"", "moved": b"12345678" + head, "flipped": flipped}.items():
+    contents = {"shorter": head[:1000], "empty": b"", "moved": b"12345678" + head, "flipped": bytes(flipped)}
+    for name, data in contents.items():
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(NotHere):
+        with pytest.raises(NotLocal):
             LocalFiles().ranges(changed(first, path=str(tmp_path / name)))
-    with pytest.raises(NotHere):
+    with pytest.raises(NotLocal):
         LocalFiles().ranges(changed(first, path=str(tmp_path / "missing")))

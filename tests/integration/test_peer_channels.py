@@ -14,11 +14,24 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from peer_channels import Reading, coordinator, create, metric, open_to, read, record, run, subscriber, until, values
-from reset_proxy import ResetProxy
+from tests.integration.peer_channels import (
+    Reading,
+    coordinator,
+    create,
+    metric,
+    open_to,
+    read,
+    record,
+    run,
+    subscriber,
+    until,
+    values,
+)
+from tests.integration.reset_proxy import ResetProxy
 
-from avow.channel.protocol import Bounds, Core, Messages
-from avow.channel.websocket import SUBPROTOCOL
+from avow.channel.protocol.core import Core
+from avow.channel.protocol.events import Bounds, Messages
+from avow.channel.transports.websocket_handshake import SUBPROTOCOL
 from avow.errors import (
     AvowError,
     ChannelFailed,
@@ -83,7 +96,7 @@ def test_a_page_writes_json_and_what_it_reads_is_json(cluster: LocalCluster) -> 
     create(cluster, "pages")
 
     async def scenario() -> None:
-        asked = {"role": "producer", "queue": "pages", "format": "json", "producer": PRODUCER}
+        asked: dict[str, Any] = {"role": "producer", "queue": "pages", "format": "json", "producer": PRODUCER}
         channel = await open_to(cluster.api(1), **asked)
         for number in range(10):
             channel.send(json.dumps({"value": str(number), "headers": {"n": str(number)}}).encode())
@@ -266,7 +279,7 @@ def test_an_observer_hears_enqueue_then_stored_by_each_peer_then_committed(clust
     ],
 )
 def test_a_wrong_request_is_answered_before_the_upgrade_with_its_own_error(
-    cluster: LocalCluster, asked: dict[str, str], error: type[AvowError]
+    cluster: LocalCluster, asked: dict[str, Any], error: type[AvowError]
 ) -> None:
     create(cluster, "asked")
     with pytest.raises(error):
@@ -274,7 +287,7 @@ def test_a_wrong_request_is_answered_before_the_upgrade_with_its_own_error(
 
 
 def ask(cluster: LocalCluster, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(*address(cluster, 1), timeout=10)
+    connection = http.client.HTTPConnection(*address(cluster, 1), timeout=60)
     try:
         connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
@@ -348,7 +361,7 @@ def test_rights_are_asked_for_with_a_header_or_as_a_subprotocol(tmp_path: Path) 
         text = urlsafe_b64encode(token.encode()).decode().rstrip("=")
         return {"subprotocols": [SUBPROTOCOL, f"avow.bearer.{text}"]}
 
-    async def may(url: str, given: dict[str, Any], **asked: str) -> bool:
+    async def may(url: str, given: dict[str, Any], **asked: Any) -> bool:
         try:
             channel = await open_to(url, **given, **asked)
         except (Forbidden, NotAuthenticated):
@@ -376,7 +389,7 @@ def test_rights_are_asked_for_with_a_header_or_as_a_subprotocol(tmp_path: Path) 
         assert not await may(url, {"subprotocols": [SUBPROTOCOL, "avow.bearer.!"]}, **reader)
 
     with LocalCluster(1, settings={"tokens": str(tokens)}, token="root") as cluster:
-        connection = http.client.HTTPConnection(*address(cluster, 1), timeout=10)
+        connection = http.client.HTTPConnection(*address(cluster, 1), timeout=60)
         sent = {"authorization": "Bearer root", "content-type": "application/json"}
         connection.request("POST", "/v1/queues", json.dumps({"name": "a"}), sent)
         assert connection.getresponse().status == 201
@@ -388,7 +401,7 @@ def test_a_channel_is_opened_over_webchannel_with_the_same_parameters_and_errors
     create(cluster, "webbed")
 
     def post(path: str, body: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*address(cluster, 1), timeout=10)
+        connection = http.client.HTTPConnection(*address(cluster, 1), timeout=60)
         connection.request("POST", path, body, {"content-type": "application/x-www-form-urlencoded"})
         answer = connection.getresponse()
         found = answer.status, answer.read()
@@ -417,27 +430,27 @@ def test_a_channel_is_opened_over_webchannel_with_the_same_parameters_and_errors
 
 def test_the_settings_bound_channels_and_how_long_they_wait() -> None:
     async def scenario(url: str) -> None:
-        create(cluster, "q")
+        create(peer, "q")
         held = await open_to(url, role="reader", queue="q")
         with pytest.raises(ChannelFailed) as refused:
             await open_to(url, role="reader", queue="q")
         assert refused.value.name == "BUSY"
         held.close()
         await held.wait_ended()
-        proxy = ResetProxy(address(cluster, 1))
+        proxy = ResetProxy(address(peer, 1))
         lost = await open_to(await proxy.start(), role="reader", queue="q", options={"patience_s": 20.0})
         proxy.refusing = True
         proxy.reset_all()
-        await until(lambda: metric(cluster, 1, "avow_channels_detached") == 1)
-        await until(lambda: metric(cluster, 1, "avow_channels_expired_total") == 1)
+        await until(lambda: metric(peer, 1, "avow_channels_detached") == 1)
+        await until(lambda: metric(peer, 1, "avow_channels_expired_total") == 1)
         proxy.refusing = False
         failure = await lost.wait_ended()
         assert failure is not None
         assert failure.reason == "EXPIRED"
         await proxy.close()
 
-    with LocalCluster(1, settings={"channels_max": "1", "channel_window_s": "0.5"}) as cluster:
-        run(scenario(cluster.api(1)))
+    with LocalCluster(1, settings={"channels_max": "1", "channel_window_s": "0.5"}) as peer:
+        run(scenario(peer.api(1)))
 
 
 def test_a_channel_is_not_resumed_for_another_purpose(cluster: LocalCluster) -> None:

@@ -6,7 +6,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from http_peer import PeerProcess, serving, wait_until
+from tests.integration.http_peer import PeerProcess, serving, wait_until
 
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.limits import PIPELINES_QUEUE
+from avow.spark.pipelines import reports
 from avow.spark.pipelines.progress import Counts
-from avow.spark.pipelines.reporting import Report, Reporter
-from avow.spark.pipelines.reports import judged, read_reports
+from avow.spark.pipelines.reports import Report, Reporter, marked_died, read_reports
 from avow.spark.pipelines.spec import Cluster
 from avow.spark.pipelines.status import Status
 
@@ -73,9 +72,9 @@ def test_each_state_is_reported_once_and_in_order_and_the_last_word_is_there_at_
     reporter = Reporter(Cluster(servers=peer.url, token="root"), PIPELINES_QUEUE)
     counts = Counts(batches=2, rows=30, batch_rows=10, batch_s=0.5, rows_per_s=20.0, lag=3)
     for state in ("starting", "running", "failed"):
-        reporter.tell(status("keep", state, counts=counts, error="why" if state == "failed" else ""))
+        reporter.report(status("keep", state, counts=counts, error="why" if state == "failed" else ""))
     reporter.close()
-    reporter.tell(status("keep", "too late"))
+    reporter.report(status("keep", "too late"))
     found = told(client, PIPELINES_QUEUE, "keep")
     assert [one["state"] for one in found] == ["starting", "running", "failed"]
     last = found[-1]
@@ -110,41 +109,40 @@ def test_reports_are_not_listed_among_the_data_but_those_who_may_can_change_the_
     assert peer.ask("PATCH", path, rules).status == 200
 
 
-def test_a_run_with_nothing_new_to_tell_gives_a_sign_of_life_each_second(
+def test_a_run_with_nothing_new_to_tell_gives_signs_of_life(
     peer: PeerProcess, client: BlockingClient, queue: str
 ) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
-    reporter.tell(status("slow", "starting"))
+    reporter.report(status("slow", "starting"))
     wait_until(lambda: bool(client.queues()) and any(one.name == queue for one in client.queues()))
     wait_until(lambda: len(told(client, queue, "slow")) >= 3)
     reporter.close()
     found = told(client, queue, "slow")
     assert {one["state"] for one in found} == {"starting"}
-    assert found[-1]["at_s"] - found[0]["at_s"] < 1.5 * len(found)
+    assert len({one["at_s"] for one in found}) == len(found)
 
 
 def test_many_tellings_of_one_state_become_few_reports(peer: PeerProcess, client: BlockingClient, queue: str) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
     for rows in range(1_000):
-        reporter.tell(status("busy", "running", counts=Counts(rows=rows)))
+        reporter.report(status("busy", "running", counts=Counts(rows=rows)))
     reporter.close()
     found = told(client, queue, "busy")
     assert found[-1]["rows"] == 999
-    assert len(found) < 20
+    assert len(found) < 100  # one a second
 
 
 @pytest.mark.parametrize("servers", ["http://127.0.0.1:1", "nowhere at all"])
-def test_a_cluster_that_is_not_there_costs_one_warning_and_two_seconds_at_the_end(
-    caplog: pytest.LogCaptureFixture, servers: str
+def test_a_cluster_that_is_not_there_costs_one_warning_and_no_whole_call_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, servers: str
 ) -> None:
+    monkeypatch.setattr(reports, "CALL_TIMEOUT_S", 3600.0)
     caplog.set_level(logging.WARNING, logger="avow.spark")
     reporter = Reporter(Cluster(servers=servers), PIPELINES_QUEUE)
-    reporter.tell(status("lonely", "starting"))
+    reporter.report(status("lonely", "starting"))
     wait_until(lambda: servers == "http://127.0.0.1:1" or len(caplog.records) == 1)
-    reporter.tell(status("lonely", "done"))
-    began = time.monotonic()
+    reporter.report(status("lonely", "done"))
     reporter.close()
-    assert time.monotonic() - began < 4
     assert len(caplog.records) <= 1
 
 
@@ -153,20 +151,20 @@ def test_without_the_right_nothing_is_reported_and_one_warning_says_so(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="avow.spark")
     reporter = Reporter(Cluster(servers=peer.url, token="other"), queue)
-    reporter.tell(status("shy", "running"))
+    reporter.report(status("shy", "running"))
     wait_until(lambda: len(caplog.records) == 1)
-    reporter.tell(status("shy", "done"))
+    reporter.report(status("shy", "done"))
     reporter.close()
     assert len(caplog.records) == 1
-    assert "no right" in caplog.text
+    assert "has no 'use' right on queue" in caplog.text
     assert queue not in {one.name for one in client.queues()}
 
 
 def test_a_run_that_is_not_heard_for_ten_seconds_has_died_and_an_ended_one_has_not() -> None:
     alive = Report(name="b", kind="replay", state="running", at_s=100.0)
     ended = Report(name="a", kind="audit", state="done", at_s=1.0)
-    assert [one.state for one in judged([alive, ended], now_s=109.0)] == ["done", "running"]
-    assert [one.state for one in judged([alive, ended], now_s=111.0)] == ["done", "died"]
+    assert [one.state for one in marked_died([alive, ended], now_s=109.0)] == ["done", "running"]
+    assert [one.state for one in marked_died([alive, ended], now_s=111.0)] == ["done", "died"]
 
 
 def test_reports_that_are_none_are_passed_over(client: BlockingClient, queue: str) -> None:
@@ -179,7 +177,7 @@ def test_reports_that_are_none_are_passed_over(client: BlockingClient, queue: st
 
 def test_the_command_lists_what_is_reported_in_a_cluster(peer: PeerProcess, tmp_path: Path) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), PIPELINES_QUEUE)
-    reporter.tell(status("listed", "running", counts=Counts(rows=1_234, lag=5)))
+    reporter.report(status("listed", "running", counts=Counts(rows=1_234, lag=5)))
     reporter.close()
     words = [sys.executable, "-m", "avow.cli", "pipeline", "list", "--api", peer.url, "--token", "writer"]
     done = subprocess.run([*words, "--json"], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True)

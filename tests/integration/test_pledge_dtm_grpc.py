@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from dtm_messages import message, parsed
-from http_peer import PeerProcess, free_ports, serving, wait_until
-from pledge_services import FAILURE, ONGOING, Service
+from tests.integration.dtm_messages import message, parsed
+from tests.integration.http_peer import PeerProcess, free_ports, serving, wait_until
+from tests.integration.pledge_services import FAILURE, ONGOING, Service
 
 
 class GrpcPeer:
@@ -90,7 +90,7 @@ def gid(request: pytest.FixtureRequest) -> str:
 
 
 def request_of(gid: str, base: str, *methods: str, **options: Any) -> Any:
-    more = {name: options.pop(name) for name in ("CustomedData", "TransType") if name in options}
+    more: dict[str, Any] = {name: options.pop(name) for name in ("CustomedData", "TransType") if name in options}
     return message(
         "DtmRequest",
         **{

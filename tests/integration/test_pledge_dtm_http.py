@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from http_peer import Answer, PeerProcess, serving, wait_until
-from pledge_services import FAILURE, ONGOING, Service
+from tests.integration.http_peer import Answer, PeerProcess, serving, wait_until
+from tests.integration.pledge_services import FAILURE, ONGOING, Service
 
 DTM_SUCCESS = {"dtm_result": "SUCCESS"}
 
@@ -219,7 +219,7 @@ def test_other_kinds_of_transactions_are_a_clear_failure(
     for operation in ("prepare", "submit", "abort"):
         answer = post(peer, operation, trans(gid, service, "/in", trans_type=kind))
         assert (answer.status, answer.json["dtm_result"]) == (409, "FAILURE")
-        assert f"'{kind}' is not served here" in answer.json["message"]
+        assert f"'{kind}' is not supported" in answer.json["message"]
     for operation in ("registerBranch", "registerXaBranch", "registerTccBranch"):
         assert post(peer, operation, {"gid": gid, "trans_type": kind}).status == 409
     assert post(peer, "prepareWorkflow", {"gid": gid}).status == 409

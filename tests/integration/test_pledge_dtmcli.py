@@ -14,14 +14,12 @@ from typing import Any
 import pymysql
 import pytest
 from dtmcli import barrier, msg, utils
-from http_peer import PeerProcess, serving, wait_until
-from pledge_services import FAILURE, SUCCESS, Heard, Service
-
-from services import Server, mariadb_server
-
-__all__ = ["mariadb_server"]
+from tests.integration.http_peer import PeerProcess, serving, wait_until
+from tests.integration.pledge_services import FAILURE, SUCCESS, Heard, Service
+from tests.services import Server
 
 TABLES = (
+    "drop database if exists dtm_barrier",  # other tests share this server, and have the table that Avow makes
     "create database if not exists dtm_barrier",
     (
         "create table if not exists dtm_barrier.barrier(id bigint(22) primary key auto_increment, "
@@ -90,6 +88,8 @@ def bank(mariadb_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ba
         connection.commit()
     with bank:
         yield bank
+    with contextlib.closing(bank.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("drop database dtm_barrier")
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_restart(tmp_path: Path, bank: Bank) -> None:
         def business(cursor: Any) -> None:
             adjust(cursor, 1, -30)
             peer.process.kill()
-            peer.process.wait(10)
+            peer.process.wait(60)
 
         with pytest.raises(OSError):  # the submit finds nobody
             transfer(asked, bank, business)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_peer import wait_until
-from pledge_services import Service
+from tests.integration.http_peer import wait_until
+from tests.integration.pledge_services import Service
 
 from avow.errors import Offline
-from avow.queue.lanes import lane_for
+from avow.queue.key_to_lane import lane_for
 from avow.testing.cluster import LocalCluster
 
 PLEDGES = 240
@@ -32,7 +32,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 def ask(cluster: LocalCluster, number: int, method: str, path: str, body: Any = None) -> Any:
     """The decoded answer. Raises OSError when the peer is not there."""
-    connection = http.client.HTTPConnection(cluster.api(number).partition("://")[2], timeout=30)
+    connection = http.client.HTTPConnection(cluster.api(number).partition("://")[2], timeout=60)
     try:
         headers = {} if body is None else {"content-type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -70,7 +70,7 @@ def _lines(cluster: LocalCluster, number: int, path: str) -> list[dict[str, Any]
 
     def read() -> bool:
         try:
-            with opener.open(cluster.api(number) + path, timeout=20) as answer:
+            with opener.open(cluster.api(number) + path, timeout=60) as answer:
                 found.append(answer.read())
         except urllib.error.HTTPError as error:
             error.close()
@@ -134,7 +134,7 @@ def test_many_pledges_arrive_exactly_once_while_peers_are_killed(cluster: LocalC
             cluster.restart(victim)
         for one in submitted:
             one.result(60)
-    wait_until(lambda: _all_arrived(cluster, gids), timeout_s=40)
+    wait_until(lambda: _all_arrived(cluster, gids))
     assert delivered(cluster, 3) == Counter(gids)
 
 

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_peer import PeerProcess, finish, serving, start, wait_until
-from pledge_desk import Service as AskedService
-from pledge_desk import served
-from pledge_services import FAILURE, ONGOING, SUCCESS, Service
 from sqlalchemy import create_engine
+from tests.integration.http_peer import PeerProcess, finish, serving, start, wait_until
+from tests.integration.pledge_desk import Service as AskedService
+from tests.integration.pledge_desk import served
+from tests.integration.pledge_services import FAILURE, ONGOING, SUCCESS, Service
 
 from avow.barrier.sqlalchemy import checkback, clean_up, create_table
 from avow.barrier.web import answer
-from services import postgres_server, redis_server
-
-__all__ = ["postgres_server", "redis_server"]
 
 DAY_S = 24 * 3600
 
@@ -50,7 +47,7 @@ def show(peer: PeerProcess, gid: str) -> dict[str, Any]:
     return found
 
 
-def until(peer: PeerProcess, gid: str, status: str, *, timeout_s: float = 20.0) -> dict[str, Any]:
+def until(peer: PeerProcess, gid: str, status: str, *, timeout_s: float = 60.0) -> dict[str, Any]:
     wait_until(lambda: show(peer, gid)["status"] == status, timeout_s=timeout_s)
     return show(peer, gid)
 
@@ -200,7 +197,8 @@ def test_a_delay_survives_the_checkback(peer: PeerProcess, service: Service) -> 
         "timeout_to_fail_s": 0.1,
         "delay_s": 1.5,
     }
-    created_ms = peer.ask("POST", "/v1/pledges/later/prepare", body) and show(peer, "later")["created_ms"]
+    peer.ask("POST", "/v1/pledges/later/prepare", body)
+    created_ms = show(peer, "later")["created_ms"]
     found = until(peer, "later", "succeeded")
     assert service.calls("/check")
     assert found["attempts"][-1]["at_ms"] >= created_ms + 1_500
@@ -247,7 +245,10 @@ def test_a_stopped_pledge_delivers_nothing_more(peer: PeerProcess, service: Serv
 
 
 def test_a_branch_of_a_queue_is_enqueued_once_with_its_key_and_names(peer: PeerProcess) -> None:
-    branches = [{"url": "queue://transfers", "json": {"n": 1}}, {"url": "queue://transfers?key=k%201", "payload": "2"}]
+    branches: list[dict[str, Any]] = [
+        {"url": "queue://transfers", "json": {"n": 1}},
+        {"url": "queue://transfers?key=k%201", "payload": "2"},
+    ]
     assert submit(peer, "to-queue", *branches, wait_result=True).json["delivery"] == "succeeded"
     submit(peer, "to-queue", *branches)
     found = sorted(messages(peer, "transfers", lanes=3), key=lambda message: message["value"])
@@ -358,17 +359,17 @@ def test_a_store_of_its_own_is_opened_with_the_peer(
         peer.process.kill()
     service.always("/in", 200)
     with serving(tmp_path, pledge_store=url, pledge_retry_s=0.2) as peer:
-        until(peer, f"kept-{kind}", "succeeded", timeout_s=40)
+        until(peer, f"kept-{kind}", "succeeded")
         assert peer.ask("GET", "/v1/queues?internal=true").json["queues"] == []
 
 
 def test_a_store_that_cannot_be_opened_ends_the_peer_with_a_reason(tmp_path: Path) -> None:
     process = start(tmp_path, pledge_store="paper:")
     try:
-        assert process.wait(20) != 0
+        assert process.wait(60) != 0
     finally:
         finish(process)
-    assert "pledge_store is lane, sqlite:PATH" in (tmp_path / "stderr").read_text()
+    assert "pledge_store must be lane, sqlite:PATH" in (tmp_path / "stderr").read_text()
 
 
 def test_settings_of_pledges_are_heeded(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from avow.testing.nursery import Nursery
-from avow.testing.nursery_peers import PEER
-from avow.testing.prove_pledges.campaign import Options, prove_pledges
-from avow.testing.prove_pledges.crashes import Point
-from avow.testing.prove_pledges.ground import Ground
-from avow.testing.prove_pledges.runs import DATABASES, STORES, DatabaseKind, Run, StoreKind
+from avow_lab.campaigns.harness.campaign import prove
+from avow_lab.campaigns.harness.fork_server import ForkServer
+from avow_lab.campaigns.harness.forked_peers import PEER
+from avow_lab.campaigns.pledges import testbed as pledge_testbed
+from avow_lab.campaigns.pledges.campaign import Options, PledgeCampaign
+from avow_lab.campaigns.pledges.crash_points import Point
+from avow_lab.campaigns.pledges.runs import DATABASES, STORES, DatabaseKind, Run, StoreKind
 
 MISTAKEN = str(Path(__file__).with_name("mistaken_services.py"))
 
@@ -26,9 +27,8 @@ MISTAKEN = str(Path(__file__).with_name("mistaken_services.py"))
 def test_what_is_pledged_is_delivered_if_and_only_if_it_commits_whoever_is_killed(
     stores: tuple[StoreKind, ...], databases: tuple[DatabaseKind, ...]
 ) -> None:
-    verdict = prove_pledges(
-        Options(runs=2 * len(stores) * len(databases), seed=20261115, stores=stores, databases=databases)
-    )
+    options = Options(runs=2 * len(stores) * len(databases), seed=20261115, stores=stores, databases=databases)
+    verdict = prove(PledgeCampaign, options)
     assert verdict.clean, (verdict.findings, verdict.stuck)
     assert verdict.runs == 2 * len(stores) * len(databases)
     assert verdict.kills["service"]
@@ -46,10 +46,10 @@ def test_what_is_pledged_is_delivered_if_and_only_if_it_commits_whoever_is_kille
 )
 def test_a_service_with_a_mistake_is_found(tmp_path: Path, mistake: str, point: Point, anomaly: str) -> None:
     database, store = f"sqlite:{tmp_path / 'works.db'}", f"sqlite:{tmp_path / 'store.db'}"
-    with Nursery(MISTAKEN, PEER) as nursery:
-        ground = Ground(
+    with ForkServer(MISTAKEN, PEER) as fork_server:
+        testbed = pledge_testbed.Testbed(
             "mistaken",
-            nursery=nursery,
+            fork_server=fork_server,
             database=database,
             settings={"pledge_store": store},
             peers=1,
@@ -57,11 +57,11 @@ def test_a_service_with_a_mistake_is_found(tmp_path: Path, mistake: str, point: 
             seed=1,
             service=(MISTAKEN, "--mistake", mistake),
         )
-        with closing(ground):
-            ground.start()
-            ground.run(Run(0, "sqlite", "sqlite", point, "service", (True,), 0.0))
-            found = ground.judge()
-    assert ground.reached == {(point, "service"): 1}
+        with closing(testbed):
+            testbed.start()
+            testbed.run(Run(0, "sqlite", "sqlite", point, "service", (True,), 0.0))
+            found = testbed.judge()
+    assert testbed.reached == {(point, "service"): 1}
     assert anomaly in {one.anomaly for one in found}, found
 
 

@@ -15,13 +15,13 @@ import uvloop
 from websockets.frames import Frame, Opcode
 from websockets.utils import accept_key
 
-from avow.channel.websocket import Patience, Socket, accept, accept_raw
-from avow.peer.http.exchange import Exchange
-from avow.peer.http.listener import Listener
+from avow.channel.transports.websocket_handshake import Patience, Socket, accept, accept_raw
+from avow.server.http.listener import Listener
+from avow.server.http.request import HttpRequest
 
 T = TypeVar("T")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 REQUEST = (
     "GET /v1/channel?role=x HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -110,7 +110,7 @@ async def behind_http(
 ) -> AsyncIterator[str]:
     """The listener of a peer, which also answers plain requests."""
 
-    def handle(exchange: Exchange) -> None:
+    def handle(exchange: HttpRequest) -> None:
         if not exchange.url.startswith(b"/v1/channel"):
             exchange.answer(200, b"{}")
             return

@@ -16,8 +16,8 @@ from avow.testing.cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("user_program.py")
 SIZE_BYTES_MAX = 40_000_000
-IMPORT_CPU_S_MAX = 0.150
-CONNECT_CPU_S_MAX = 0.300  # with what a first use loads
+IMPORT_STARTS_MAX = 15.0  # in starts of a Python that imports nothing: 10 ms of a processor
+CONNECT_STARTS_MAX = 30.0  # with what a first use loads
 
 
 def ran(*command: str | Path, cwd: Path | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -29,7 +29,12 @@ def ran(*command: str | Path, cwd: Path | None = None, timeout_s: float = 60) ->
 def test_the_wheel_has_the_package_its_types_and_its_pages_and_no_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {name.partition("/")[0] for name in names} == {"avow", "pyspark_avow", f"{_stem(wheel)}.dist-info"}
+    assert {name.partition("/")[0] for name in names} == {
+        "avow",
+        "avow_lab",
+        "pyspark_avow",
+        f"{_stem(wheel)}.dist-info",
+    }
     assert "avow/py.typed" in names
     assert "avow/channel/browser/avow-channel.js" in names
     assert not [name for name in names if "vectors" in name]
@@ -50,17 +55,20 @@ def test_a_client_and_all_it_needs_is_below_40_megabytes(client: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "limit_s"),
+    ("program", "starts_max"),
     [
-        ("import avow", IMPORT_CPU_S_MAX),
-        ("import avow; avow.connect, avow.connect_blocking", CONNECT_CPU_S_MAX),
+        ("import avow", IMPORT_STARTS_MAX),
+        ("import avow; avow.connect, avow.connect_blocking", CONNECT_STARTS_MAX),
     ],
 )
-def test_importing_takes_less_than_150_milliseconds_of_a_processor(client: Path, program: str, limit_s: float) -> None:
-    """The best of five fresh processes, in time of the processor: a busy machine does not change it much."""
-    measure = f"{program}; import time; print(time.process_time())"
-    took_s = [float(ran(client / "bin" / "python", "-c", measure).stdout) for _ in range(5)]
-    assert min(took_s) < limit_s
+def test_importing_takes_a_few_times_what_python_needs_to_start(client: Path, program: str, starts_max: float) -> None:
+    """The best of five fresh processes of either kind, in turn, in time of the processor: a ratio within one run."""
+
+    def took_s(program: str) -> float:
+        return float(ran(client / "bin" / "python", "-c", f"{program}; import time; print(time.process_time())").stdout)
+
+    took = [(took_s(program), took_s("pass")) for _ in range(5)]
+    assert min(importing for importing, _ in took) < starts_max * min(start for _, start in took)
 
 
 def test_no_module_of_the_client_needs_an_extra(client: Path) -> None:
@@ -84,12 +92,15 @@ def test_the_client_enqueues_reads_produces_and_subscribes(client: Path) -> None
 
 def test_a_user_s_program_is_checked_against_the_installed_types(client: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
-    wrong.write_text(PROGRAM.read_text() + '\n\navow.connect_blocking(7).queue("orders").enqueue("text")\n')
+    mistakes = ("avow.Nonsense", 'avow.connect_blocking(7).queue("orders").enqueue("text")')
+    wrong.write_text("\n".join([PROGRAM.read_text(), *mistakes, ""]))
     python, cache = client / "bin" / "python", tmp_path / "cache"
     command = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "--cache-dir", cache)
     done = ran(*command, PROGRAM, cwd=tmp_path, timeout_s=120)
     assert done.returncode == 0, done.stdout
-    assert len(re.findall(r"wrong.py:\d+: error: .*\[arg-type\]", ran(*command, wrong, cwd=tmp_path).stdout)) == 2
+    found = ran(*command, wrong, cwd=tmp_path).stdout
+    assert len(re.findall(r"wrong.py:\d+: error: .*\[arg-type\]", found)) == 2
+    assert re.search(r'wrong.py:\d+: error: Module has no attribute "Nonsense"  \[attr-defined\]', found)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +130,7 @@ def test_the_list_of_commands_is_shown_without_any_extra(client: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "extra"),
     [
-        ("avow.peer.serve", "server"),
+        ("avow.server.serve", "server"),
         ("avow.spark", "spark"),
         ("pyspark_avow", "spark"),
         ("avow.barrier.redis", "redis"),

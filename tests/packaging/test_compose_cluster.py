@@ -22,12 +22,12 @@ import yaml
 from tests.packaging.locking import DEPLOY
 
 import avow
-from avow.cli.api import Api
-from avow.cli.doctor_finding import Finding
-from avow.cli.doctor_network import check_cluster
+from avow.cli.cluster_api import Api
+from avow.cli.doctor.finding import Finding
+from avow.cli.doctor.network import check_cluster
 from avow.errors import AvowError
-from avow.peer.access import check_exposure
-from avow.peer.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX, load
+from avow.server.access import check_exposure
+from avow.server.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX, load
 from avow.testing.cluster_ports import Ports
 from avow.testing.cluster_wait import wait_until
 
@@ -63,7 +63,7 @@ class Container:
             [sys.executable, DEPLOY / "healthcheck.py"],
             env=self.environment,
             capture_output=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
         return checked.returncode == 0
@@ -71,19 +71,19 @@ class Container:
     def stop(self) -> int:
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compose") / "secrets"
-    command = [DEPLOY / "secrets.sh", folder, "localhost", "127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    command: list[str | Path] = [DEPLOY / "secrets.sh", folder, "localhost", "127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
     return folder
 
 
@@ -133,12 +133,12 @@ def see_the_doctor_tell_what_is_wrong(addresses: str, *, token: str, ca: str) ->
     def said(addresses: str = addresses, *, token: str = token, ca: str = ca) -> list[Finding]:
         return check_cluster(Api(addresses, token=token, ca=ca), asked=True)
 
-    wait_until(lambda: all(one.verdict == "ok" for one in said()), timeout_s=30, what=lambda: str(said()))  # all voters
+    wait_until(lambda: all(one.verdict == "ok" for one in said()), what=lambda: str(said()))  # all voters
     assert {finding.check for finding in said()} >= {"cluster", "lanes", "versions"}
     for wrong, check, advice in (
-        (said(token=""), "token", "give one with --token"),
-        (said(token="somebody's"), "token", "give the right one"),
-        (said(ca=""), "cluster", "--ca or AVOW_CA names"),
+        (said(token=""), "token", "give a token with --token"),
+        (said(token="somebody's"), "token", "give a valid token with --token"),
+        (said(ca=""), "cluster", "PEM file with --ca or AVOW_CA"),
         (said(addresses.replace("https:", "http:")), "cluster", "use https://"),
     ):
         assert {finding.check for finding in wrong} == {check}, wrong
@@ -150,7 +150,7 @@ def test_three_peers_of_compose_are_a_cluster_that_asks_for_tokens(
 ) -> None:
     first, *others = containers.values()
     first.start()
-    wait_until(lambda: "serving" in first.log.read_text(), timeout_s=30, what=first.log.read_text)
+    wait_until(lambda: "serving" in first.log.read_text(), what=first.log.read_text)
     assert not first.healthy()  # alone it is no quorum
     for container in others:
         container.start()

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from tests.packaging.locking import DEPLOY, ROOT, lock
 
-from avow.peer.access import check_exposure, load_tokens
-from avow.peer.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX, Settings, founders_of, load
+from avow.server.access import check_exposure, load_tokens
+from avow.server.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX, Settings, founders_of, load
 
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 OTHERS = {"AVOW_HOST", "AVOW_API", "AVOW_CA", "AVOW_TOKEN"}  # of compose.yaml itself, of clients
@@ -34,7 +34,7 @@ def of_kind(kind: str) -> dict[str, Any]:
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "secrets"
     made = ("localhost", "127.0.0.1", "*.peers.avow.svc")
-    subprocess.run([DEPLOY / "secrets.sh", folder, *made], check=True, capture_output=True, timeout=30)
+    subprocess.run([DEPLOY / "secrets.sh", folder, *made], check=True, capture_output=True, timeout=60)
     return folder
 
 
@@ -183,7 +183,7 @@ def test_secrets_are_made_once_and_the_authority_stays_closed(secrets: Path) -> 
     assert (secrets.stat().st_mode & 0o777, (secrets / "ca.key").stat().st_mode & 0o777) == (0o700, 0o600)
     before = (secrets / "ca.pem").read_bytes()
     again = subprocess.run(
-        [DEPLOY / "secrets.sh", secrets, "localhost"], capture_output=True, text=True, timeout=30, check=False
+        [DEPLOY / "secrets.sh", secrets, "localhost"], capture_output=True, text=True, timeout=60, check=False
     )
     assert (again.returncode, "nothing was changed" in again.stderr) == (1, True)
     assert (secrets / "ca.pem").read_bytes() == before

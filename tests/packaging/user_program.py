@@ -4,14 +4,15 @@ import asyncio
 import sys
 
 import avow
+from avow import BlockingQueue, Done
 from avow.errors import UnknownQueue
 
 
 def blocking(addresses: str) -> int:
     with avow.connect_blocking(addresses) as client:
         client.create_queue("orders")
-        queue = client.queue("orders")
-        done = queue.enqueue(b"first", key=b"customer 7")
+        queue: BlockingQueue = client.queue("orders")
+        done: Done = queue.enqueue(b"first", key=b"customer 7")
         assert done.last_version == 1
         return sum(batch.count for batch in queue.read(level="linearizable"))
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from avow.testing.transcript import TranscriptError, difference, replay
-from avow.testing.transcript_pubsub import PubSubBench
-from avow.testing.transcript_text import Words
-from avow.testing.transcript_two_phase import TwoPhaseBench
+from avow_lab.transcripts.pubsub import PubSubBench
+from avow_lab.transcripts.text import Words
+from avow_lab.transcripts.transcript import TranscriptError, difference, replay
+from avow_lab.transcripts.two_phase import TwoPhaseBench
 
 GUIDE = Path(__file__).parents[2] / "docs" / "transcripts.md"
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
@@ -22,7 +22,7 @@ ok
 
 claim 1 quiet
 ----
-1 asks who hears a coordinator
+1 probes for a coordinator
 1 claims with ballot 1.1
 1 coordinates with ballot 1.1
 1 moves its cursor to 1
@@ -90,7 +90,7 @@ def test_rewriting_replaces_the_output_and_keeps_the_comments() -> None:
         ("sync 1 twice", "twice means nothing here"),
         ("crash two", "two is not a number"),
         ("crash 1 torn=1", "only 0 operations wait"),
-        ("retry 1 w1", "nobody wrote w1"),
+        ("retry 1 w1", "there is no write w1"),
         ("restart 1", "peer 1 is up"),
         ("advance 70", "steps of 50 ms"),
     ],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from avow.channel.protocol import Core
-from avow.testing.channel.mutants import MUTANTS, SEEDS_MAX, hunt_mutant
-from avow.testing.channel.walk import walk
+from avow.channel.protocol.core import Core
+from avow_lab.channel_machine.mutants import MUTANTS, SEEDS_MAX, hunt_mutant
+from avow_lab.channel_machine.walk import walk
 
 
 @pytest.mark.parametrize("mutant", [mutant.name for mutant in MUTANTS])

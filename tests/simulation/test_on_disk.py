@@ -13,17 +13,17 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from avow.peer.pubsub_run import PubSubPeer
-from avow.peer.queue_lane import QueueLane
+from avow.node.node import Node
+from avow.replication.durable import StoreImage, Synced
 from avow.replication.effects import LaneImage, Persist
-from avow.storage.filestore import FileStore
+from avow.storage.file_store import FileStore
 from avow.storage.memory import MemoryStore
-from avow.storage.powercut import Event, RecordedFiles
 from avow.storage.recovery import Sizes
-from avow.storage.store import StoreImage, Synced, Then
-from avow.testing.pubsub import PubSubSimulation
-from avow.testing.two_phase import TwoPhaseSimulation
-from avow.testing.world import World
+from avow.storage.store import Then
+from avow_lab.simulator.plan import draw_plan
+from avow_lab.simulator.power_cut import Event, RecordedFiles
+from avow_lab.simulator.simulation import Simulation
+from avow_lab.simulator.world import World
 
 SMALL = Sizes(
     wal_segment_bytes=64 * 1024,
@@ -33,7 +33,7 @@ SMALL = Sizes(
     reserved_bytes=4096,
 )
 NOT_TWINNED = frozenset({"damage", "disk full"})  # these are asked of the memory store alone
-SEEDS = range(100, 140)
+SEEDS = range(100, 110)
 
 
 class TwinStore(MemoryStore):
@@ -110,38 +110,24 @@ def _nothing(_receipt: Synced) -> None:
     """The memory store's callback is the one that counts."""
 
 
-class TwoPhaseTwinWorld(World[QueueLane]):
+class TwinWorld(World[Node]):
     store_class = TwinStore
 
 
-class PubSubTwinWorld(World[PubSubPeer]):
-    store_class = TwinStore
-
-
-class TwoPhaseOnDisk(TwoPhaseSimulation):
-    world_class = TwoPhaseTwinWorld
-
-
-class PubSubOnDisk(PubSubSimulation):
-    world_class = PubSubTwinWorld
-
-
-def run(simulation: type[TwoPhaseOnDisk | PubSubOnDisk], seed: int) -> str:
-    plan = simulation.draw(seed)
+def run(strategy: str, seed: int) -> str:
+    plan = draw_plan(seed, strategy=strategy)
     plan = replace(plan, faults=tuple(kind for kind in plan.faults if kind not in NOT_TWINNED))
-    return simulation(plan).run().violation
+    return Simulation(plan, world=TwinWorld).run().violation
 
 
-@pytest.mark.parametrize("simulation", [TwoPhaseOnDisk, PubSubOnDisk])
+@pytest.mark.parametrize("strategy", ["two-phase", "pub-sub", "mixed"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_files_and_memory_find_the_same_at_every_start(
-    simulation: type[TwoPhaseOnDisk | PubSubOnDisk], seed: int
-) -> None:
-    assert not run(simulation, seed)
+def test_files_and_memory_find_the_same_at_every_start(strategy: str, seed: int) -> None:
+    assert not run(strategy, seed)
 
 
 def test_many_starts_were_compared() -> None:
     before = TwinStore.compared
     for seed in range(200, 210):
-        assert not run(TwoPhaseOnDisk, seed)
+        assert not run("mixed", seed)
     assert TwinStore.compared - before >= 10

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from avow.client.blocking import BlockingClient
-from avow.spark.source import AvowSource, arrow_schema, kafka_schema
-from avow.spark.streaming import StreamReader
+from avow.spark.source.data_source import AvowSource, arrow_schema, kafka_schema
+from avow.spark.source.stream_reader import StreamReader
 
 ALL = ReadAllAvailable()
 Row = tuple[str, int, int, bytes]  # queue, lane, version, value
@@ -75,7 +75,7 @@ class Stream:
 
     def drain(self, limit: Any = None) -> list[list[Row]]:
         """Batches until nothing is new."""
-        batches = []
+        batches: list[Any] = []
         for _ in range(1_000):
             if not self.plan(limit):
                 return batches

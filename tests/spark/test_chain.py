@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,24 +10,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from avow.errors import InvalidRequest, Refused
-from avow.spark import session
 from avow.spark.pipelines.audit import audit, compare
 from avow.spark.pipelines.audit_report import Report
 from avow.spark.pipelines.audit_spec import AuditSpec
 from avow.spark.tables import open_table
-from avow.testing.prove_chain.campaign import Campaign, Options, chain_of
-from avow.testing.prove_chain.faults import VICTIMS
-from avow.testing.prove_chain.pipeline import SETTINGS
-from avow.testing.prove_chain.planting import PLANTS, Planted, names_exactly, plant
+from avow_lab.campaigns.chain.campaign import ChainCampaign, Options
+from avow_lab.campaigns.chain.faults import VICTIMS
+from avow_lab.campaigns.chain.planted_errors import PLANTS, Planted, names_exactly, plant
 
 FAULTS = 6
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    made = session("audits", master="local[2]", config=SETTINGS)
-    yield made
-    made.stop()
 
 
 def ids(spark: SparkSession, *names: str | None) -> DataFrame:
@@ -42,15 +32,13 @@ def found(report: Report) -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
 def test_orders_are_messages_are_rows_though_everybody_is_killed_and_planted_errors_are_named(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    tmp_path.chmod(0o755)
     options = Options(faults=FAULTS, seed=5, database="postgres")  # the driver returns while others die
-    chain = chain_of(options, tmp_path)
-    campaign = Campaign(options, chain)
-    try:
+    campaign = ChainCampaign(options, tmp_path, audit=lambda spec: audit(spark, spec))
+    chain = campaign.chain
+    with closing(campaign):
         campaign.start()
-        campaign.kill()
-        campaign.deliver()
-        verdict = campaign.close_books(lambda spec: audit(spark, spec))
+        campaign.inject_faults()
+        verdict = campaign.judge()
         assert set(verdict.faults) == set(VICTIMS)
         assert sum(verdict.faults.values()) == FAULTS
         assert verdict.clean, f"{verdict.stuck} {verdict.misreported} {verdict.report.text()}"
@@ -61,8 +49,6 @@ def test_orders_are_messages_are_rows_though_everybody_is_killed_and_planted_err
             planted.append(plant(chain, kind))
             report = audit(spark, chain.spec())
             assert names_exactly(report, planted), report.text()
-    finally:
-        chain.close()
 
 
 def test_stages_of_ones_own_are_compared(spark: SparkSession) -> None:

@@ -15,13 +15,12 @@ import pytest
 
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.limits import PIPELINES_QUEUE
-from avow.spark.pipelines.reporting import Report
-from avow.spark.pipelines.reports import read_reports
+from avow.spark.pipelines.reports import Report, read_reports
 from avow.spark.pipelines.status import read_status
 from avow.spark.tables import open_table
 from avow.testing.cluster import LocalCluster, wait_until
 
-RUN_S = 240
+RUN_S = 400
 SPARK = """
 [spark]
 master = "local[2]"
@@ -83,7 +82,7 @@ def test_a_pipeline_is_interrupted_goes_on_ends_and_fails_with_its_exit_codes(
         assert (code, [(one["name"], one["state"]) for one in json.loads(printed)]) == (0, [("keep", "running")])
         code, _, told = said("run", str(file))
         assert code == 2
-        assert "runs already" in told
+        assert "is already running" in told
         run.send_signal(signal.SIGTERM)
         out, _ = run.communicate(timeout=RUN_S)
     assert run.returncode == 130
@@ -137,4 +136,4 @@ def test_what_cannot_start_is_told_before_spark_is_started(cluster: LocalCluster
     for words in (("run", str(file)), ("show", str(file))):
         code, _, told = said(*words)
         assert code == 2
-        assert "kep: means nothing; did you mean keep?" in told
+        assert "kep: is unknown; did you mean keep?" in told

@@ -19,9 +19,9 @@ import trustme
 
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.errors import NotAuthenticated
-from avow.spark.pipelines.auditing import run_audit
+from avow.spark.pipelines.audit import run_audit
 from avow.spark.pipelines.reports import read_reports
-from avow.spark.pipelines.running import DONE, NOT_STARTED, Ended, Options, run
+from avow.spark.pipelines.runner import DONE, NOT_STARTED, Ended, Options, run
 from avow.spark.pipelines.spec import read_spec
 from avow.spark.pipelines.status import Status
 from avow.testing.cluster import LocalCluster
@@ -87,7 +87,7 @@ def test_a_transform_reads_and_writes_with_its_token_and_serves_its_figures(
 
     def look(status: Status) -> None:
         if status.state == "running":
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                 seen.append(answer.read().decode())
 
     ended = run(read_spec(file), Options(once=True, metrics_port=port), look)
@@ -106,21 +106,20 @@ def test_a_replay_is_one_transaction_over_the_same_way(
 
 
 def test_a_table_in_postgresql_takes_each_row_once_and_an_audit_closes_the_books(
-    peer: LocalCluster, client: BlockingClient, tmp_path: Path
+    peer: LocalCluster, client: BlockingClient, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    with PostgresServer() as server:
-        url = f"{server.dsn}?table=orders_taken"
-        statement = "SELECT string(value) AS id, partition AS lane, offset AS version FROM source"
-        text = f'kind = "transform"\nsql = "{statement}"\n[source]\nqueue = "orders"\n[sink]\ntable = "{url}"'
-        ended = ran(written(tmp_path, "taken", peer, text))
-        assert ended.code == DONE, ended.error
-        with psycopg.connect(server.dsn) as connection:
-            counted = connection.execute("select count(*), count(distinct id) from orders_taken").fetchone()
-        assert counted == (ROWS, ROWS)
-        stages = f'[queue]\nname = "orders"\nid = "string(value)"\n[table]\nurl = "{url}"\nid = "id"'
-        report = run_audit(written(tmp_path, "books", peer, f'kind = "audit"\n{stages}'))
-        assert report.clean, report.text()
-        assert (report.rows("queue"), report.rows("table")) == (ROWS, ROWS)
+    url = f"{postgres_server.dsn}?table=orders_taken"
+    statement = "SELECT string(value) AS id, partition AS lane, offset AS version FROM source"
+    text = f'kind = "transform"\nsql = "{statement}"\n[source]\nqueue = "orders"\n[sink]\ntable = "{url}"'
+    ended = ran(written(tmp_path, "taken", peer, text))
+    assert ended.code == DONE, ended.error
+    with psycopg.connect(postgres_server.dsn) as connection:
+        counted = connection.execute("select count(*), count(distinct id) from orders_taken").fetchone()
+    assert counted == (ROWS, ROWS)
+    stages = f'[queue]\nname = "orders"\nid = "string(value)"\n[table]\nurl = "{url}"\nid = "id"'
+    report = run_audit(written(tmp_path, "books", peer, f'kind = "audit"\n{stages}'))
+    assert report.clean, report.text()
+    assert (report.rows("queue"), report.rows("table")) == (ROWS, ROWS)
 
 
 def test_every_kind_has_told_the_cluster_how_it_ended(client: BlockingClient) -> None:

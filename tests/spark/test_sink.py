@@ -13,8 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from avow.client.blocking import BlockingClient, connect_blocking
-from avow.queue.lanes import lane_for
-from avow.spark.session import session
+from avow.queue.key_to_lane import lane_for
 from avow.testing.cluster import LocalCluster
 
 
@@ -28,16 +27,6 @@ def cluster() -> Iterator[LocalCluster]:
 def client(cluster: LocalCluster) -> Iterator[BlockingClient]:
     with connect_blocking(cluster.addresses) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """A task has three attempts: the number after the cores."""
-    settings = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
-    made = session("sink", master="local[2,3]", config=settings)
-    made.sparkContext.setLogLevel("OFF")
-    yield made
-    made.stop()
 
 
 @pytest.fixture
@@ -175,7 +164,7 @@ def _stream(spark: SparkSession, folder: Path, checkpoint: Path, cluster: LocalC
     rows = spark.readStream.format("text").load(str(folder)).selectExpr("value", "value AS key")
     options = {"servers": cluster.addresses, "topic": queue, "checkpointLocation": str(checkpoint)}
     query = rows.writeStream.format("avow").options(**options).trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
 
 
 # -------------------------------------------------------------- what is refused
@@ -188,9 +177,9 @@ def _stream(spark: SparkSession, folder: Path, checkpoint: Path, cluster: LocalC
         (["CAST(value AS INT) AS value"], {}, "'value' is int"),
         (["key"], {}, "needs a column value"),
         (["value"], {"txnAppld": "x"}, "txnappld"),
-        (["value"], {"mode": "overwrite"}, "not overwritten"),
+        (["value"], {"mode": "overwrite"}, "cannot be overwritten"),
         (["value"], {"topic": "nowhere"}, "nowhere"),
-        (["value"], {"topic": "news"}, "strategy two-phase"),
+        (["value"], {"topic": "news"}, "two-phase queue"),
         (["value", "7 AS partition"], {}, "partition is 7"),
         (["CASE WHEN value < 90 THEN value END AS value"], {}, r"no value \(null\).*in partition 1"),
     ],

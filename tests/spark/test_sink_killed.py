@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holding_proxy import HOST, HoldingProxy
+from tests.spark.holding_proxy import HOST, HoldingProxy
 
 from avow.client.blocking import BlockingQueue, connect_blocking
 from avow.testing.cluster import LocalCluster, wait_until

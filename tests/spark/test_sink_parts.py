@@ -10,9 +10,9 @@ import pytest
 
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.errors import Incomplete, InvalidRequest, UnknownQueue, UnknownTransaction
-from avow.queue.lanes import lane_for
-from avow.spark.sink import Staged, discard, publish, stage
-from avow.spark.sink_options import SinkOptions
+from avow.queue.key_to_lane import lane_for
+from avow.spark.sink.options import SinkOptions
+from avow.spark.sink.writers import Staged, discard, publish, stage
 from avow.testing.cluster import LocalCluster, wait_until
 
 
@@ -98,7 +98,7 @@ def test_an_abort_discards_what_it_is_told_of_and_the_name_can_be_used_again(cli
     job.abort(first, None)
     with pytest.raises(UnknownTransaction) as caught:
         job.commit(first)
-    assert "no other lane was published before" in "".join(caught.value.__notes__)
+    assert "no lane was published before" in "".join(caught.value.__notes__)
     job.commit(job.attempt(1, 2))
     assert sorted(job.visible()) == [1, 2]
 

@@ -10,18 +10,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from avow.client.blocking import BlockingClient, connect_blocking
-from avow.spark import register, session
+from avow.spark import register
 from avow.testing.cluster import LocalCluster
-
-SETTINGS = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    made = session("source-batch", master="local[2]", config={**SETTINGS, "spark.sql.warehouse.dir": warehouse})
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +113,7 @@ def test_nothing_to_read_is_an_empty_frame(spark: SparkSession, client: Blocking
 @pytest.mark.parametrize(
     ("options", "schema", "said"),
     [
-        ({"subscribe": "nowhere"}, None, "there is no queue 'nowhere'"),
+        ({"subscribe": "nowhere"}, None, "has no queue 'nowhere'"),
         ({"subscribe": "orders", "kafka.group.id": "x"}, None, "no option kafka.group.id"),
         ({"subscribe": "orders", "startingOffsets": "latest"}, None, "startingOffsets"),
         ({"subscribe": "orders"}, "value string", "binary, not string"),

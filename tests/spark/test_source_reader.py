@@ -6,16 +6,17 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from source_readers import ALL, Row, Stream, batches_of, read_batch, source
+from tests.spark.source_readers import ALL, Row, Stream, batches_of, read_batch, source
 
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.errors import InvalidRequest, Trimmed, UnknownQueue
-from avow.spark.archive import ArchivePart
-from avow.spark.reading import LanePart
-from avow.spark.rows import COLUMNS, TYPES
+from avow.spark.source.archive import ArchivePart
+from avow.spark.source.partition_reader import LanePart
+from avow.spark.source.rows import COLUMNS, TYPES
 from avow.spark.tables.address import parse
 from avow.spark.tables.parquet import ParquetStore
 from avow.testing.cluster import LocalCluster, wait_until
@@ -44,12 +45,17 @@ def fill(client: BlockingClient, queue: str, *, lane: int, first: int, last: int
 # ------------------------------------------------------------------ where a read starts and ends
 
 
+def rows_of(part: Any) -> int:
+    """Of a partition, how many rows it reads."""
+    return int(part.versions.rows)
+
+
 def test_a_batch_reads_both_lanes_from_the_first_version_to_the_last(client: BlockingClient) -> None:
     client.create_queue("both", lanes=2)
     rows = fill(client, "both", lane=0, first=1, last=300) + fill(client, "both", lane=1, first=1, last=5)
     assert read_batch(client, subscribe="both") == rows
     made = source(client, subscribe="both").reader(source(client).schema())
-    assert [part.versions.rows for part in made.partitions()] == [300, 5]
+    assert [rows_of(part) for part in made.partitions()] == [300, 5]
 
 
 def test_offsets_name_the_first_version_that_is_read_and_the_first_that_is_not(client: BlockingClient) -> None:
@@ -103,8 +109,8 @@ def test_partitions_are_cut_as_the_options_say_and_ask_different_peers(client: B
     client.create_queue("cut")
     rows = fill(client, "cut", lane=0, first=1, last=100)
     made = source(client, subscribe="cut", minPartitions="3").reader(source(client).schema())
-    parts = made.partitions()
-    assert [part.versions.rows for part in parts] == [33, 33, 34]
+    parts: list[Any] = list(made.partitions())
+    assert [rows_of(part) for part in parts] == [33, 33, 34]
     assert {part.preferred for part in parts} == {1, 2, 3}
     assert read_batch(client, subscribe="cut", maxRecordsPerPartition="7") == rows
 
@@ -214,6 +220,7 @@ def test_a_subscribers_cursor_follows_the_batches_that_are_done(client: Blocking
     stream.drain()  # its last look moves the cursor too, as no commit comes after the last batch
     wait_until(lambda: client.queue("cursor").cursor("spark") == {0: 12}, what="a cursor at the end")
     client.delete_queue("cursor")
+    assert stream.reader._cursor is not None
     stream.reader._move_cursor(type(stream.reader._cursor)({"cursor": {0: 99}}))  # told in the log, and no failure
     stream.reader.stop()
 
@@ -221,7 +228,9 @@ def test_a_subscribers_cursor_follows_the_batches_that_are_done(client: Blocking
 # ------------------------------------------------------------------ what is lost
 
 
-def test_trimmed_versions_fail_a_read_that_asks_for_them_or_are_skipped(client: BlockingClient, caplog) -> None:
+def test_trimmed_versions_fail_a_read_that_asks_for_them_or_are_skipped(
+    client: BlockingClient, caplog: pytest.LogCaptureFixture
+) -> None:
     client.create_queue("trim")
     rows = fill(client, "trim", lane=0, first=1, last=10)
     stream = Stream(client, subscribe="trim", startingOffsets="earliest")
@@ -252,7 +261,7 @@ def test_versions_trimmed_after_planning_are_noticed_by_the_task(client: Blockin
     client.queue("during").trim(0, 6)
     for number in cluster.founders:
         asked = partial(cluster.ask, number, "/v1/queues/during")
-        wait_until(lambda asked=asked: asked()["lanes"][0]["trimmed_to"] == 6, what="a trim at every peer")
+        wait_until(lambda asked=asked: asked()["lanes"][0]["trimmed_to"] == 6, what="a trim at every peer")  # type: ignore[misc]
     with pytest.raises(Trimmed, match="versions 1 to 6"):
         list(strict.read(parts[0]))
     found = [row["value"] for batch in lenient.read(parts[0]) for row in batch.to_pylist()]
@@ -268,7 +277,7 @@ def test_a_queue_that_was_made_anew_is_not_taken_for_the_old_one(client: Blockin
     client.create_queue("anew")
     fill(client, "anew", lane=0, first=1, last=3)
     stream.restart()
-    with pytest.raises(Trimmed, match="made anew"):
+    with pytest.raises(Trimmed, match="deleted and recreated"):
         stream.plan()
     stream.reader.stop()
 

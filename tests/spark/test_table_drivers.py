@@ -5,15 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.unit.spark.table_rows import SCHEMA
 
-from avow.spark.tables.opening import open_store
-from avow.spark.tables.ranges import LANES, archived_ends
-from avow.testing.services import PostgresServer
+from avow.spark.tables.tables import open_store
+from avow.spark.tables.version_ranges import LANES, archived_ends
 
 LIVES = 3
 
@@ -22,7 +20,7 @@ import itertools, sys
 
 sys.path.insert(0, sys.argv[3])
 from tests.unit.spark.table_rows import append, rows
-from avow.spark.tables.opening import open_store
+from avow.spark.tables.tables import open_store
 
 store = open_store(sys.argv[1])
 for version in itertools.count(int(sys.argv[2])):
@@ -34,12 +32,10 @@ for version in itertools.count(int(sys.argv[2])):
 
 
 @pytest.fixture(params=["delta", "parquet", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param != "postgresql":
-        yield f"{request.param}:{tmp_path}/t"
-        return
-    with PostgresServer() as server:
-        yield f"{server.dsn}?table=orders"
+        return f"{request.param}:{tmp_path}/t"
+    return f"{request.getfixturevalue('postgres_server').dsn}?table=orders_{tmp_path.name}"
 
 
 def life_of_a_driver(url: str, *, first: int, batches: int) -> int:

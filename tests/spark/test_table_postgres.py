@@ -14,9 +14,9 @@ import pytest
 from tests.unit.spark.table_rows import SCHEMA, append, rows
 
 from avow.errors import InvalidRequest, Offline, Refused, Unknown
-from avow.spark.tables.opening import open_store
 from avow.spark.tables.postgres import PostgresStore
-from avow.spark.tables.ranges import archived_ends
+from avow.spark.tables.tables import open_store
+from avow.spark.tables.version_ranges import archived_ends
 from avow.testing.services import PostgresServer
 
 
@@ -172,7 +172,7 @@ def test_a_table_of_somebody_else_takes_rows_that_fit_and_refuses_others(server:
         store.prepare(pa.schema([("id", pa.binary())]), partition_by=None)
     with pytest.raises(InvalidRequest, match="no column other"):
         store.prepare(pa.schema([("other", pa.int64())]), partition_by=None)
-    with pytest.raises(InvalidRequest, match="not partitioned"):
+    with pytest.raises(InvalidRequest, match="cannot partition"):
         store.prepare(batch.schema, partition_by=("name",))
 
 

@@ -14,33 +14,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.unit.spark.table_rows import SCHEMA, rows
 
 from avow.errors import InvalidRequest
-from avow.spark import session
 from avow.spark.tables import Table, open_table
-from avow.spark.tables.ranges import LANES
 from avow.spark.tables.schemas import to_spark
-from avow.testing.services import PostgresServer
+from avow.spark.tables.version_ranges import LANES
 
-STREAM_S = 120
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    config = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
-    made = session("tables", master="local[2,3]", config=config)
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with PostgresServer() as running:
-        yield running
+STREAM_S = 300
 
 
 @pytest.fixture(params=["delta", "parquet", "postgresql"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
     if request.param == "postgresql":
-        dsn = request.getfixturevalue("server").dsn
+        dsn = request.getfixturevalue("postgres_server").dsn
         return open_table(f"{dsn}?table=t{tmp_path.name.replace('-', '_').replace('[', '_').replace(']', '')}")
     return open_table(f"{request.param}:{tmp_path}/table")
 

@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.spark.java import find_java
-from avow.spark.session import session
 from avow.testing.cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
@@ -37,19 +36,6 @@ def client(cluster: LocalCluster) -> Iterator[BlockingClient]:
         made.create_queue("lines", lanes=2)
         made.queue("lines").enqueue_many([b"line %d" % n for n in range(ROWS)], keys=[b"%d" % n for n in range(ROWS)])
         yield made
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    settings = {
-        "spark.driver.memory": "1g",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-    }
-    made = session("ways", master="local[2]", config=settings)
-    made.sparkContext.setLogLevel("OFF")
-    yield made
-    made.stop()
 
 
 def lines(client: BlockingClient, queue: str) -> list[str]:

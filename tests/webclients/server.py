@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from avow.channel.webchannel import Timing
+from avow.channel.transports.webchannel import Timing
 from avow.errors import InvalidRequest
 from avow.limits import MIB
-from avow.peer.channels.webchannel_http import WebChannels
-from avow.peer.http.exchange import Exchange
-from avow.peer.http.listener import Listener
+from avow.server.channels.webchannel_http import WebChannels
+from avow.server.http.listener import Listener
+from avow.server.http.request import HttpRequest
 
 FOLDER = Path(__file__).parent
 INSTALLED = FOLDER / "node_modules"
@@ -45,11 +45,11 @@ class EchoServer:
     def open_sessions(self) -> int:
         return self.sessions.statistics()["webchannel_sessions"]
 
-    def _open(self, exchange: Exchange, parameters: Mapping[str, str]) -> Echo:
+    def _open(self, exchange: HttpRequest, parameters: Mapping[str, str]) -> Echo:
         self.asked.append(parameters)
         return Echo(self)
 
-    def _handle(self, exchange: Exchange) -> None:
+    def _handle(self, exchange: HttpRequest) -> None:
         path = exchange.target.partition("?")[0]
         if path == PATH:
             self.sessions.handle(exchange)

@@ -1,4 +1,4 @@
-"""The barrier: how a service ties a pledge to its own transaction. It runs inside other people's services.
+"""The barrier ties a pledge to a service's own database transaction. It runs inside the service.
 
     avow.barrier.sql          DB-API connections: sqlite3, psycopg, PyMySQL
     avow.barrier.sqlalchemy   engines, connections and sessions, also asyncio's
@@ -7,8 +7,8 @@
     avow.barrier.web          the checkback's route for Starlette, FastAPI, Flask, Django
     avow.barrier.schema       the table as a migration
 
-Nothing here knows a peer or a client: a coordinator, ours or dtm's, meets it at two addresses only, the checkback and
-the branches. The rules stand in rows.py; key.py says what must be kept for how long.
+It does not depend on peers or clients: a coordinator, Avow's or dtm's, calls the service's checkback and branches, and
+nothing else. sql_rules.py has the rules; key.py says how long rows must be kept.
 """
 
 from avow.barrier.key import Question, Verdict

@@ -1,16 +1,16 @@
-"""The three databases: their statements, and what their errors mean.
+"""The SQL dialects: their statements, and the meaning of their errors.
 
-Statements name their parameters `:gid`; `{table}` is the barrier table. All that is asked of a database is a unique
-key, an insert that leaves an existing row alone, and a bounded wait for somebody else's open transaction:
+Statements have named parameters such as `:gid`; `{table}` is the barrier table. A database must have a unique key, an
+insert that does not change an existing row, and a bounded wait for the locks of an open transaction:
 
     PostgreSQL       on conflict do nothing · lock_timeout, for one transaction · 55P03
     MySQL, MariaDB   a plain insert, error 1062 · innodb_lock_wait_timeout, for the session · 1205, 3572
     SQLite           on conflict do nothing · busy_timeout, for the connection · SQLITE_BUSY
 
-MySQL's `insert ignore` is not used: it also ignores that an id was cut to fit. MySQL waits for whole seconds, so a
-checkback there looks for a lock without waiting (`probe`) and tries again. This is also why nobody deadlocks: dtm's
-checkbacks all wait for a shared lock on the row of the open transaction, get it together when that is rolled back, and
-each then waits for the others before it may insert (error 1213).
+MySQL's `insert ignore` is not used, because it also ignores that an id was truncated. MySQL's lock timeout is in whole
+seconds, so a checkback there tests for a lock without waiting (`probe`) and retries. This also avoids deadlocks: dtm's
+checkbacks all wait for a shared lock on the row of the open transaction, get it together when that one is rolled back,
+and then each waits for the others before it can insert (error 1213).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from avow.errors import InvalidRequest
 DialectName: TypeAlias = Literal["sqlite", "postgresql", "mysql"]
 Trouble: TypeAlias = Literal["", "locked", "deadlock", "duplicate"]
 
-CLEANED_OP: Final = "clean-up"  # of the one row that says what was removed: see cleaning.py
+CLEANED_OP: Final = "clean-up"  # of the row with the mark: see cleanup.py
 
 _COLUMNS: Final = "trans_type, gid, branch_id, op, barrier_id, reason"
 _VALUES: Final = ":trans_type, :gid, :branch_id, :op, :barrier_id, :reason"
@@ -46,11 +46,11 @@ class Dialect:
     table: str
     insert: str
     read: str
-    read_joined: str  # inside the caller's transaction: what is there now, whatever its snapshot
+    read_joined: str  # within the caller's transaction: reads the latest committed row, whatever its snapshot
     probe: str  # fails at once if the row is locked; empty: not needed
     clock: str  # seconds since 1970
     find_old: str
-    raise_mark: str  # of what was cleaned up
+    raise_mark: str  # stores the time up to which rows were removed
 
     def on(self, table: str) -> Statements:
         return Statements(self, table or self.table)
@@ -70,7 +70,7 @@ SQLITE: Final = Dialect(
 POSTGRESQL: Final = Dialect(
     name="postgresql",
     table="dtm_barrier.barrier",
-    # dtm's own table leaves create_time empty, and the start of a long transaction is not when the row was written
+    # dtm's table has no default for create_time, and now() would be the start of a long transaction
     insert=f"insert into {{table}} ({_COLUMNS}, create_time) values ({_VALUES}, clock_timestamp()) "
     f"on conflict {_UNIQUE} do nothing",
     read=_READ,
@@ -98,7 +98,9 @@ DIALECTS: Final[dict[str, Dialect]] = {dialect.name: dialect for dialect in (SQL
 def dialect_of(name: str) -> Dialect:
     dialect = DIALECTS.get("mysql" if name == "mariadb" else name)
     if dialect is None:
-        raise InvalidRequest(f"the barrier knows sqlite, postgresql, mysql and mariadb, not {name}; nothing was done")
+        raise InvalidRequest(
+            f"the barrier supports sqlite, postgresql, mysql and mariadb, not {name}; nothing was done"
+        )
     return dialect
 
 
@@ -107,7 +109,7 @@ class Statements:
 
     def __init__(self, dialect: Dialect, table: str) -> None:
         if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table, re.ASCII):
-            raise InvalidRequest(f"{table!r} is no name of a table, or of one in a schema; nothing was done")
+            raise InvalidRequest(f"{table!r} is not a valid table name, `table` or `schema.table`; nothing was done")
         self.dialect, self.table = dialect, table
         self.insert = dialect.insert.format(table=table)
         self.read = dialect.read.format(table=table)
@@ -127,14 +129,14 @@ _MYSQL_ERRORS: Final[dict[int, Trouble]] = {
     1205: "locked",
     3572: "locked",  # MySQL's answer to nowait
     1213: "deadlock",
-    1020: "deadlock",  # MariaDB with innodb_snapshot_isolation: changed since the snapshot
+    1020: "deadlock",  # MariaDB with innodb_snapshot_isolation: the row was changed since the snapshot
 }
 _SQLITE_BUSY: Final = 5
 _SQLITE_LOCKED: Final = 6
 
 
 def trouble_of(error: BaseException, dialect: Dialect) -> Trouble:
-    """Empty for an error that is not about others at the same row. Knows drivers' errors, bare and in SQLAlchemy's."""
+    """The kind of contention behind a driver's error, also inside SQLAlchemy's; empty for any other error."""
     cause = getattr(error, "orig", None) or error
     if dialect is POSTGRESQL:
         state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""

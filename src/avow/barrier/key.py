@@ -1,20 +1,21 @@
-"""What a barrier row is about: its key, the call it is written for, and how long it must be kept.
+"""The key of a barrier row, the call for which it is written, and how long it must be kept.
 
-The key is (gid, branch_id, op, barrier_id), as in dtm. A pledge's own transaction and its checkback compete for one,
+The key is (gid, branch_id, op, barrier_id), as in dtm. A pledge's own transaction and its checkback compete for one
+row:
 
-    gid · 00 · msg · 01        reason `msg`: the transaction committed;  reason `rollback`: a checkback was there first
+    gid · 00 · msg · 01        reason `msg`: the transaction committed;  reason `rollback`: a checkback was first
 
-and each delivery to a branch has one of its own: gid · 01 · action · 01. `barrier_id` counts within one request, so
-that a handler can guard two pieces of work.
+Each delivery to a branch has its own row: gid · 01 · action · 01. `barrier_id` counts within one request, so that a
+handler can protect several pieces of work.
 
-A row is a proof, and removing it removes the proof. Three lengths of time keep that harmless:
+A row is a proof, so removing it removes the proof. Three durations keep that safe:
 
-    HORIZON_MIN_S   no clean-up and no expiry touches anything younger
-    MARGIN_S        what clocks, and the time zones that servers write times in, may differ by
-    START_S         between prepare and the insert of the row: later than this the insert is refused, because the
-                    tombstone of a checkback might be gone. Far below the other two together
+    HORIZON_MIN_S   no clean-up and no expiry removes a younger row
+    MARGIN_S        tolerated difference of clocks and of the servers' time zones
+    START_S         maximum time between prepare and the insert of the row: a later insert is refused, because the
+                    tombstone of a checkback might have been removed. Much less than the other two together
 
-A row that was removed is not a row that never was: see avow.barrier.cleaning.
+A removed row is not the same as a row that never existed: see avow.barrier.cleanup.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from avow.errors import InvalidRequest, Malformed, Trimmed
 HORIZON_MIN_S: Final = 7 * 24 * 3600
 MARGIN_S: Final = 2 * 24 * 3600
 START_S: Final = 24 * 3600
-LOCK_TIMEOUT_S: Final = 0.3  # of a checkback: how long it waits for a transaction that is still open
+LOCK_TIMEOUT_S: Final = 0.3  # how long a checkback waits for an open transaction
 
 CHARS_MAX: Final[Mapping[str, int]] = {"trans_type": 45, "gid": 128, "branch_id": 128, "op": 45, "barrier_id": 45}
 
@@ -42,11 +43,11 @@ ROLLED_BACK: Final = "rollback"
 
 
 class Verdict(StrEnum):
-    """What a checkback answers, in dtm's words."""
+    """The answer of a checkback, with dtm's values."""
 
     SUCCESS = "SUCCESS"  # committed
     FAILURE = "FAILURE"  # rolled back or never started; it cannot commit any more
-    ONGOING = "ONGOING"  # its transaction is open: ask again
+    ONGOING = "ONGOING"  # its transaction is still open: ask again
 
 
 def verdict_of(reason: str) -> Verdict:
@@ -59,7 +60,7 @@ def verdict_of(reason: str) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Checked when made: a database that cuts a long id short would take two pledges for one."""
+    """The constructor checks the ids: a database that truncates a long id would confuse two pledges."""
 
     gid: str
     branch_id: str = OWN_BRANCH
@@ -87,9 +88,11 @@ class Key:
 
 def _check_id(name: str, value: object, *, chars_max: int) -> None:
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{name} must be text and not empty, not {value!r}; nothing was written")
+        raise InvalidRequest(f"{name} must be non-empty text, not {value!r}; nothing was written")
     if len(value) > chars_max:
-        raise InvalidRequest(f"{name} has {len(value)} characters, {chars_max} are allowed; nothing was written")
+        raise InvalidRequest(
+            f"{name} has {len(value)} characters, at most {chars_max} are allowed; nothing was written"
+        )
     if "\0" in value or not _is_unicode(value):
         raise InvalidRequest(f"{name} {value!r} cannot be stored as text; nothing was written")
 
@@ -97,15 +100,15 @@ def _check_id(name: str, value: object, *, chars_max: int) -> None:
 def _is_unicode(value: str) -> bool:
     try:
         value.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
 
 
 class Call:
-    """The call that rows are written for: a pledge's own transaction, or one delivery to a branch.
+    """The call for which rows are written: a pledge's own transaction, or one delivery to a branch.
 
-    Make it before prepare, or give `prepared_ms`: what the coordinator says, in milliseconds since 1970.
+    Create it before prepare, or pass `prepared_ms`, the coordinator's time of prepare in milliseconds since 1970.
     """
 
     def __init__(
@@ -124,10 +127,12 @@ class Call:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str], **options: Any) -> Self:
-        """From the parameters of the URL that a coordinator, ours or dtm's, called a branch with."""
+        """From the query parameters of a branch's call, by Avow's or dtm's coordinator."""
         missing = [name for name in ("gid", "branch_id", "op") if not query.get(name)]
         if missing:
-            raise InvalidRequest(f"a call without {', '.join(missing)} is no delivery of a pledge; nothing was written")
+            raise InvalidRequest(
+                f"the call has no {', '.join(missing)}, so it is not a delivery of a pledge; nothing was written"
+            )
         trans_type = query.get("trans_type") or "msg"
         prepared_ms = read_prepared_ms(query)
         named = (query["gid"], query["branch_id"], query["op"])
@@ -146,35 +151,37 @@ class Call:
         return self._first.op
 
     def own_key(self) -> Key:
-        """Of the pledge's transaction."""
+        """The key of the pledge's own transaction."""
         if (self.branch_id, self.op) != (OWN_BRANCH, OWN_OP):
             raise InvalidRequest(
                 f"branch {self.branch_id!r}, op {self.op!r} is a delivery, not a pledge's own transaction; nothing was "
-                "written. A branch handler calls once()"
+                "written. Call once() in a branch handler"
             )
         return self._first
 
     def key_to_commit(self) -> Key:
-        """The same, for who is about to insert it: not later than START_S after prepare."""
+        """The same key, for an insert. Raises Trimmed later than START_S after prepare."""
         since_ms = self._made_ms if self.prepared_ms is None else self.prepared_ms
         if now_ms() - since_ms > START_S * 1000:
             raise Trimmed(
-                f"{self.gid} was prepared more than {START_S // 3600} hours ago, and may have been rolled back since; "
-                "nothing was written. Roll back, and prepare a new pledge"
+                f"pledge {self.gid} was prepared more than {START_S // 3600} hours ago and may have been rolled back "
+                "since; nothing was written. Roll back, and prepare a new pledge"
             )
         return self.own_key()
 
     def next_key(self) -> Key:
-        """Of the next piece of work within this delivery: 01, 02 and so on."""
+        """The key of the next piece of work within this delivery: 01, 02 and so on."""
         if self.op == OWN_OP:
-            raise InvalidRequest("a pledge's own transaction calls insert(), not once(); nothing was written")
+            raise InvalidRequest(
+                "once() is for branch handlers; nothing was written. Call insert() in a pledge's own transaction"
+            )
         self._used += 1
         return Key(self.gid, self.branch_id, self.op, f"{self._used:02d}", self._first.trans_type)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a coordinator asks at the checkback. `prepared_ms`: dtm's does not say."""
+    """A coordinator's request to the checkback. `prepared_ms`: dtm's server does not send it."""
 
     gid: str
     prepared_ms: int | None = None
@@ -185,7 +192,7 @@ def now_ms() -> int:
 
 
 def is_surely_kept(prepared_ms: int | None) -> bool:
-    """Whether it is so young that nothing of it can have been removed, whatever the clocks say."""
+    """Whether it is so young that its row cannot have been removed, with any tolerated difference of clocks."""
     if prepared_ms is None:
         return False
     return -MARGIN_S * 1000 <= now_ms() - prepared_ms < (HORIZON_MIN_S - MARGIN_S) * 1000
@@ -196,5 +203,5 @@ def read_prepared_ms(query: Mapping[str, str]) -> int | None:
     if not given:
         return None
     if not given.isascii() or not given.isdigit() or len(given) > 15:
-        raise InvalidRequest(f"prepared_ms is milliseconds since 1970, not {given!r}; nothing was written")
+        raise InvalidRequest(f"prepared_ms must be milliseconds since 1970, not {given!r}; nothing was written")
     return int(given)

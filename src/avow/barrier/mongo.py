@@ -1,4 +1,4 @@
-"""The barrier on MongoDB: pymongo, with a replica set, because it needs transactions.
+"""The barrier on MongoDB, with pymongo. It needs a replica set, because it needs transactions.
 
     with client.start_session() as session:
         with session.start_transaction(write_concern=MAJORITY):
@@ -6,13 +6,13 @@
     check_back(client, gid)                              in the checkback's handler
     if Barrier.from_query(query).once(session): ...      in a branch's handler, inside your transaction
 
-Database dtm_barrier, collection barrier, in dtm's layout. Two transactions that insert the same key: the second gets a
-write conflict at once, it does not wait. For a checkback that means ONGOING after a few attempts; the driver's error
-(112, WriteConflict) comes through to everybody else, and the transaction is to be run again from its beginning.
+Database dtm_barrier, collection barrier, in dtm's layout. If two transactions insert the same key, the second gets a
+write conflict at once, without waiting. A checkback then answers ONGOING after a few attempts. All other calls raise
+the driver's error (112, WriteConflict), and the caller must retry the whole transaction.
 
-A duplicate key ends a MongoDB transaction, so the row is looked for before it is inserted.
+A duplicate key aborts a MongoDB transaction, so the row is read before it is inserted.
 
-Nothing is ever cleaned up here: no TTL index may be put on this collection (see cleaning.py).
+There is no clean-up, and the collection must not have a TTL index (see cleanup.py).
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ _PAUSE_S: Final = 0.02
 
 class Barrier(Call):
     def insert(self, session: ClientSession) -> None:
-        """In the transaction of this session. Refused: abort it."""
+        """Insert the row in the session's transaction. If it is refused, abort."""
         key = self.key_to_commit()
         found = _find(rows_of(session.client), key, session=session)
         if found == ROLLED_BACK:
             raise AlreadyDecided(
-                f"a checkback has declared {key.gid} rolled back before its transaction began; nothing was written. "
+                f"a checkback declared pledge {key.gid} rolled back before this transaction; nothing was written. "
                 "Abort, and prepare a new pledge"
             )
         if found:
             raise AlreadyExists(
-                f"a transaction of {key.gid} has committed before; nothing was written by this one. Abort"
+                f"another transaction of pledge {key.gid} has already committed; this one wrote nothing. Abort it"
             )
         self._write(session, key, COMMITTED)
 
     def once(self, session: ClientSession) -> bool:
-        """In the transaction of this session. False: a delivery before this one has done the work."""
+        """Insert the row in the session's transaction. False: an earlier delivery has done the work."""
         key = self.next_key()
         if _find(rows_of(session.client), key, session=session):
             return False
@@ -74,8 +74,8 @@ class Barrier(Call):
     def _write(self, session: ClientSession, key: Key, reason: str) -> None:
         if not session.in_transaction:
             raise InvalidRequest(
-                "the session is in no transaction, so the barrier row would not share its fate with your work; nothing "
-                "was written. Call start_transaction first"
+                "the session is not in a transaction, so the barrier row would not be committed together with your "
+                "work; nothing was written. Call start_transaction first"
             )
         rows_of(session.client).insert_one(document_of(key, reason), session=session)
 
@@ -102,12 +102,12 @@ def checkback(
 
 
 def create_collection(client: MongoClient[Document]) -> None:
-    """And its unique key: without that nothing here holds."""
+    """Create the collection's unique index, without which the barrier does not work."""
     rows_of(client).create_index([(name, ASCENDING) for name in _KEY], unique=True)
 
 
 def rows_of(client: MongoClient[Document]) -> Collection[Document]:
-    """Reads what a majority has, from the primary: a verdict outlives the loss of any one server."""
+    """Reads majority-committed documents from the primary, so a verdict survives the loss of any one server."""
     return client[DATABASE].get_collection(
         COLLECTION,
         read_concern=ReadConcern("majority"),
@@ -130,7 +130,7 @@ def _find(rows: Collection[Document], key: Key, *, session: ClientSession | None
 
 
 def _bury(client: MongoClient[Document], key: Key) -> str:
-    """Insert the tombstone, in a transaction: one that would have to wait fails at once. Empty: try again."""
+    """Insert the tombstone in a transaction, which fails at once instead of waiting for another. Empty: try again."""
     with client.start_session() as session:
         try:
             with session.start_transaction(write_concern=MAJORITY):

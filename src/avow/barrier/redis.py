@@ -1,11 +1,11 @@
-"""The barrier on redis-py, blocking and asyncio. What the scripts do stands in redis_scripts.py.
+"""The barrier on Redis, with redis-py, blocking and asyncio.
 
 barrier = Barrier("{stock-7}-" + order)
-barrier.check_adjust(client, "{stock-7}", -1)        DONE, DUPLICATE (done before: go on), SHORT (roll back: abort)
+barrier.check_adjust(client, "{stock-7}", -1)        DONE, DUPLICATE (done before: continue), SHORT (abort)
 barrier.insert(client, ("DECR", key), ("SADD", buyers, user))     any commands, as the pledge's own work
-check_back(client, gid)                              in the checkback's handler
+check_back(client, gid)                              in the handler of the checkback
 
-barrier = Barrier.from_query(request.args)           in a branch's handler
+barrier = Barrier.from_query(request.args)           in the handler of a branch
 barrier.once(client, ("INCR", key))                  False: done before
 """
 
@@ -31,7 +31,7 @@ Command: TypeAlias = Sequence[Any]
 
 
 class RedisCall(Call):
-    """`expire_s`: None keeps the key for ever. Transaction and checkback of one service use the same."""
+    """`expire_s`: None: the key never expires. Transaction and checkback of a service must use the same value."""
 
     def __init__(
         self,
@@ -64,21 +64,21 @@ class RedisCall(Call):
 
 class Barrier(RedisCall):
     def check_adjust(self, client: Client, name: str, amount: int) -> Adjusted:
-        """Add to the number at `name`, unless that would make it negative. For a pledge's own work and for branches."""
+        """Add to the number at `name`, unless it would become negative. For a pledge's own work and for branches."""
         key = self._key()
         return scripts.read_adjusted(key, _call(client, *self._adjust(key, name, amount)))
 
     def insert(self, client: Client, *commands: Command, keys: Sequence[str] = ()) -> bool:
-        """The pledge's own work. False: it was done before, perhaps by this very call, repeated by the client library.
+        """The pledge's own work. False: it was done before, possibly by this call, if the client library retried it.
 
-        `keys`: all that the commands touch, where it is not the first word after each one's name. Put what can fail by
-        its type first: if a later command fails, earlier ones stay.
+        `keys`: all keys of the commands, if they are not the first word after each command's name. Put commands that
+        can fail because of a type first: if a later command fails, the effects of earlier ones remain.
         """
         key = self.key_to_commit()
         return not scripts.was_done(key, _call(client, *self._run(key, commands, keys)))
 
     def once(self, client: Client, *commands: Command, keys: Sequence[str] = ()) -> bool:
-        """A branch's work. False: a delivery before this one has done it."""
+        """A branch's work. False: an earlier delivery has done it."""
         key = self.next_key()
         return not scripts.was_done(key, _call(client, *self._run(key, commands, keys)))
 
@@ -108,7 +108,7 @@ class AsyncBarrier(RedisCall):
 
 
 def _call(client: Any, script: str, keys: list[str], arguments: list[Any]) -> object:
-    """By the script's hash; with its text where the server does not know it yet."""
+    """Calls the script by its hash; redis-py loads it if the server does not have it."""
     return client.register_script(script)(keys=keys, args=arguments)
 
 
@@ -117,7 +117,7 @@ async def _call_async(client: Any, script: str, keys: list[str], arguments: list
 
 
 def check_back(client: Client, gid: str, *, prepared_ms: int | None = None, expire_s: int | None = None) -> Verdict:
-    """What became of this pledge's work in Redis."""
+    """The outcome of the pledge's work in Redis."""
     return Barrier(gid, prepared_ms=prepared_ms, expire_s=expire_s).check_back(client)
 
 
@@ -136,7 +136,7 @@ def checkback(client: AsyncClient, *, expire_s: int | None = None) -> Callable[[
 
 
 def checkback(client: Client | AsyncClient, *, expire_s: int | None = None) -> Callable[[Question], Any]:
-    """For the routes in avow.barrier.web; of an asyncio client, for those that can await."""
+    """For the routes in avow.barrier.web; with an asyncio client, for asynchronous ones."""
 
     def answer(question: Question) -> Any:
         if isinstance(client, redis.asyncio.Redis | redis.asyncio.RedisCluster):

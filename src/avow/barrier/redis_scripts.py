@@ -1,21 +1,21 @@
-"""The barrier in Redis: what the Lua scripts do, and what their answers mean. No client in here.
+"""The Lua scripts of the barrier on Redis, and the meaning of their replies. It does not import a client.
 
-A script runs alone, so there is no transaction that could be open: a checkback is never ONGOING. The key is dtm's,
-`gid-branch_id-op-barrier_id`, and lies beside the keys that it guards: in a cluster they must share a slot, so the gid
-carries their hash tag (`{stock-7}-...`). Its value:
+A script runs atomically, so no transaction can be open and a checkback is never ONGOING. The key is dtm's,
+`gid-branch_id-op-barrier_id`. In a cluster it must be in the same slot as the keys it protects, so the gid has their
+hash tag (`{stock-7}-...`). Its value:
 
-    rollback         a checkback was first, as in dtm
-    msg:12, action:12   done; 12 is the length of the gid, because `a-01` · `01` and `a` · `01-01` make the same key
-    broken:2         commands before the second took effect, the second failed: nothing is repeated, a person must look
-    anything else    done, written by a client of dtm
+    rollback            a checkback was first, as in dtm
+    msg:12, action:12   done; 12 is the length of the gid, because `a-01` · `01` and `a` · `01-01` give the same key
+    broken:2            the commands before the second took effect, the second failed: not retried, an operator decides
+    anything else       done, written by a dtm client
 
-The key is looked at first, before any condition of the business: a repeated call must hear that it is done, not that
-stock is short because it took the last piece itself. It is set last, after what may fail: Redis takes nothing back.
+The key is read first, before any condition on the data: a repeated call must be answered as done, and not as short
+because the first call took the last piece. It is set last, after the commands that may fail: Redis has no rollback.
 
-A key kept without expiry is a proof for ever; that is the default. With `expire_s` (seven days at least) a key that is
-missing proves something only while the pledge is younger than that, by `prepared_ms`. Otherwise there is no verdict.
-Redis must not evict (`maxmemory-policy noeviction`, or volatile-* with keys that do not expire). If it loses the last
-writes in a crash, it loses work and key together, unless the verdict was given before: that is up to `appendfsync`.
+By default keys do not expire. With `expire_s` (at least seven days) a missing key proves something only if the pledge
+is younger than that, according to `prepared_ms`; otherwise there is no verdict. Redis must not evict keys
+(`maxmemory-policy noeviction`, or volatile-* with keys that do not expire). If a crash loses the latest writes, work
+and key are lost together, but a verdict may have been given before: `appendfsync` decides how likely that is.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ return 'rollback'
 
 class Adjusted(StrEnum):
     DONE = "DONE"
-    DUPLICATE = "DUPLICATE"  # a call before this one has done it
-    SHORT = "SHORT"  # there is no value, or it would fall below zero; nothing was changed
+    DUPLICATE = "DUPLICATE"  # an earlier call has done it
+    SHORT = "SHORT"  # there is no value, or it would become negative; nothing was changed
 
 
 def name_of(key: Key) -> str:
@@ -98,7 +98,7 @@ def expire_argument(expire_s: int | None) -> str:
         return ""
     if expire_s < HORIZON_MIN_S:
         raise InvalidRequest(
-            f"a barrier key is a proof and must be kept for {HORIZON_MIN_S} s or longer, not {expire_s} s; nothing was "
+            f"expire_s is {expire_s}, but a barrier key must be kept for at least {HORIZON_MIN_S} s; nothing was "
             "written"
         )
     return str(int(expire_s))
@@ -106,14 +106,14 @@ def expire_argument(expire_s: int | None) -> str:
 
 def adjust_arguments(key: Key, *, amount: int, expire_s: int | None) -> list[str]:
     if isinstance(amount, bool) or not isinstance(amount, int) or abs(amount) > AMOUNT_MAX:
-        raise InvalidRequest(f"the amount must be a whole number of at most 2^52, not {amount!r}; nothing was written")
+        raise InvalidRequest(f"the amount must be an integer of at most 2^52, not {amount!r}; nothing was written")
     return [value_of(key), expire_argument(expire_s), str(amount)]
 
 
 def run_arguments(key: Key, commands: Sequence[Sequence[Any]], *, expire_s: int | None) -> list[Any]:
-    """value, expire, number of commands; then of each its length and its words."""
+    """value, expire, number of commands; then for each command its length and its words."""
     if not commands or not all(commands):
-        raise InvalidRequest("there is no command to run, or an empty one; nothing was written")
+        raise InvalidRequest("there must be at least one command and no empty one; nothing was written")
     if max(map(len, commands)) > WORDS_MAX:
         raise InvalidRequest(f"a command has more than {WORDS_MAX} words; nothing was written. Split it")
     flat: list[Any] = [value_of(key), expire_argument(expire_s), len(commands)]
@@ -127,7 +127,7 @@ def check_back_arguments(*, prepared_ms: int | None, expire_s: int | None) -> li
 
 
 def _is_proven(prepared_ms: int | None, expire_s: int | None) -> bool:
-    """Whether a missing key was never there."""
+    """Whether a missing key proves that it never existed."""
     if expire_s is None:
         return True
     return prepared_ms is not None and now_ms() - prepared_ms < (expire_s - MARGIN_S) * 1000
@@ -141,18 +141,18 @@ def read_adjusted(key: Key, reply: object) -> Adjusted:
 
 
 def was_done(key: Key, reply: object) -> bool:
-    """Before this call. Refused where it cannot be done any more, or was left half done."""
+    """Whether it was done before. Raises AlreadyDecided after a rollback, Malformed if it was partly done."""
     found = _text(reply)
     if not found:
         return False
     if found == ROLLED_BACK:
         raise AlreadyDecided(
-            f"a checkback has declared {key.gid} rolled back before this; nothing was changed. Prepare a new pledge"
+            f"a checkback has declared pledge {key.gid} rolled back; nothing was changed. Prepare a new pledge"
         )
     if found.startswith("broken:"):
         raise Malformed(
-            f"the work of {key.gid}, branch {key.branch_id}: commands before number {found[7:]} took effect, that one "
-            "failed, and none is repeated. Mend the data, then set or delete the key; it",
+            f"command {found[7:]} of pledge {key.gid}, branch {key.branch_id}, failed after the earlier ones took "
+            "effect, and it is not retried. Repair the data, then set or delete the key; it",
             expected="done or not begun",
             found=f"{found} at {name_of(key)}",
         )
@@ -166,8 +166,8 @@ def read_verdict(key: Key, reply: object) -> Verdict:
     found = _text(reply)
     if not found:
         raise Trimmed(
-            f"no key of {key.gid} is left, and it may have expired: whether its work was done is unknown here; nothing "
-            "was changed. Decide by hand, from the data"
+            f"pledge {key.gid} has no key, but the key may have expired, so it is unknown whether the work was done; "
+            "nothing was changed. Decide by hand, from the data"
         )
     return Verdict.FAILURE if found == ROLLED_BACK else Verdict.SUCCESS
 

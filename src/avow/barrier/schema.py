@@ -1,32 +1,33 @@
-"""The barrier's table, in dtm's layout, so that its clients and ours share one.
+"""The barrier's table, in dtm's layout, so that dtm's clients and Avow's can share it.
 
     database      table                 differs from dtm's
     PostgreSQL    dtm_barrier.barrier   ids in collation C; create_time is filled
     MySQL         dtm_barrier.barrier   ids compare byte for byte: `Order-A`, `order-a` and `Order-A ` are three
-    SQLite        barrier               dtm has none
+    SQLite        barrier               dtm does not support SQLite
 
-A table that dtm made is used as it is, except on MySQL if its ids compare without case: two pledges would be one, so
-create_table refuses it and says which statement makes it right.
+A table created by dtm is used as it is, except on MySQL if its collation ignores case: two pledges could be confused,
+so create_table refuses it, with the statement that fixes it.
 
-A service needs the rights to select and insert; on MySQL also update, for looking whether a row is locked, and on
-PostgreSQL the use of schema and sequence. Whoever cleans up needs update and delete.
+A service needs the rights to select and insert; on MySQL also update, to test whether a row is locked, and on
+PostgreSQL usage of schema and sequence. A clean-up needs update and delete.
 
-Only *_bin collations compare bytes, and of these only those with `nopad` or `0900` in their names do not ignore spaces
-at the end. Servers without such a one get utf8mb4_bin, and a gid that differs only by spaces is an error there.
+Only *_bin collations compare bytes, and of these only those with `nopad` or `0900` in their names do not ignore
+trailing spaces. Servers without such a collation get utf8mb4_bin, and gids that differ only in trailing spaces are an
+error there.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from avow.barrier.db_connection import Session, text
 from avow.barrier.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialect_of
 from avow.barrier.key import CHARS_MAX
-from avow.barrier.session import Session, text
 from avow.errors import InvalidRequest
 
 _WIDTHS: Final = {**CHARS_MAX, "reason": 45}
 _WAIT_S: Final = 10.0
-_ADVISORY_LOCK: Final = 0x61766F77  # so that services that start together do not make the schema at the same moment
+_ADVISORY_LOCK: Final = 0x61766F77  # so that services that start together do not create the schema concurrently
 
 _SQLITE: Final = """\
 create table if not exists {table} (
@@ -64,18 +65,18 @@ create table if not exists {table} (
   unique key uniq_{name} (gid, branch_id, op, barrier_id)
 ) engine = InnoDB default charset = utf8mb4 collate = utf8mb4_bin;
 """
-_MYSQL_EXACT: Final = " /*!80017 collate utf8mb4_0900_bin */ /*M!100202 collate utf8mb4_nopad_bin */"  # each reads one
+_MYSQL_EXACT: Final = " /*!80017 collate utf8mb4_0900_bin */ /*M!100202 collate utf8mb4_nopad_bin */"  # per server
 _OF_SCHEMAS: Final = ("create schema", "create database")
 _TEXTS: Final = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL, "mysql": _MYSQL}
 
 
 def migration(dialect: str, *, table: str = "") -> str:
-    """The statements that make the table where it is missing, for a tool that runs migrations."""
+    """The statements that create the table if it is missing, for a migration tool."""
     return _script(dialect_of(dialect), table)
 
 
 def create(session: Session) -> None:
-    """Make the table unless it is there. Needs no right to create anything if it is."""
+    """Create the table if it does not exist. If it exists, no right to create is needed."""
     statements = session.statements
     if not _exists(session):
         for statement in _statements(statements.dialect, statements.table):
@@ -89,9 +90,9 @@ def create(session: Session) -> None:
 def _exists(session: Session) -> bool:
     statements = session.statements
     if session.begin(wait_s=_WAIT_S, write=True):
-        raise InvalidRequest("others hold the database's locks; no table was made. Call again")
+        raise InvalidRequest("other transactions hold locks on the database; no table was created. Call again")
     if statements.dialect is SQLITE:
-        return False  # `if not exists` takes no right and no lock here
+        return False  # `if not exists` needs no right and no lock in SQLite
     if statements.dialect is POSTGRESQL:
         session.execute(f"select pg_advisory_xact_lock({_ADVISORY_LOCK})")
         return session.execute("select to_regclass(:name)", {"name": statements.table}).rows[0][0] is not None
@@ -99,7 +100,7 @@ def _exists(session: Session) -> bool:
 
 
 def _columns(session: Session) -> dict[str, str]:
-    """MySQL: the collations of the columns that make up the key."""
+    """MySQL: the collations of the key's columns."""
     schema, _, name = session.statements.table.rpartition(".")
     sql = (
         "select column_name, collation_name from information_schema.columns where table_name = :name and "
@@ -119,13 +120,13 @@ def _check_collations(session: Session) -> None:
     inexact = sorted({collation for collation in found.values() if not collation.endswith(("_bin", "binary"))})
     if inexact:
         raise InvalidRequest(
-            f"table {session.statements.table} compares ids by {', '.join(inexact)}, which takes different pledges for "
-            f"one; it was left as it is. Make it right with: {upgrade(session.statements.table)}"
+            f"table {session.statements.table} compares ids with {', '.join(inexact)}, which treats different pledges "
+            f"as equal; it was not changed. Fix it with: {upgrade(session.statements.table)}"
         )
 
 
 def upgrade(table: str = MYSQL.table) -> str:
-    """MySQL: the statement for a table that was made with a collation that ignores case."""
+    """MySQL: the statement that fixes a table with a collation that ignores case."""
     return f"alter table {table} convert to character set utf8mb4 collate utf8mb4_bin"
 
 

@@ -1,7 +1,7 @@
 """The barrier on SQLAlchemy: an Engine, a Connection or a Session, and their asyncio counterparts.
 
-    with Barrier(gid).transaction(engine) as connection: ...      a transaction of its own; on a Session too
-    Barrier(gid).insert(session)                                  a Session or Connection: joins its transaction
+    with Barrier(gid).transaction(engine) as connection: ...      in a new transaction; also with a Session
+    Barrier(gid).insert(session)                                  in the transaction of a Session or Connection
     Barrier.from_query(request.args).once(session)
     check_back(engine, gid)
 
@@ -9,8 +9,8 @@
     await AsyncBarrier(gid).insert(async_session)
     await check_back_async(async_engine, gid)
 
-The rules are those of rows.py: asyncio only changes who waits. Statements go through SQLAlchemy, so its logging and its
-events see them, and errors are its own.
+The rules are those of sql_rules.py, also for asyncio. Statements are executed by SQLAlchemy, with its logging, its
+events and its errors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeAlias, overload
 
-from avow.barrier import rows, schema
-from avow.barrier.cleaning import ROWS_MAX, clean_up_rows
+from avow.barrier import schema, sql_rules
+from avow.barrier.cleanup import ROWS_MAX, clean_up_rows
+from avow.barrier.db_connection import LOCKED, Outcome, lock_timeout_ms
 from avow.barrier.dialects import MYSQL, POSTGRESQL, SQLITE, Trouble, dialect_of, trouble_of
 from avow.barrier.key import LOCK_TIMEOUT_S, Key, Question, Verdict
-from avow.barrier.session import LOCKED, Outcome, lock_timeout_ms
 from avow.errors import AvowError, InvalidRequest, NotInstalled
 
 try:
@@ -43,21 +43,21 @@ AsyncSource: TypeAlias = AsyncEngine | AsyncConnection | AsyncSession
 
 
 class SqlAlchemySession:
-    """A Connection as rows.py sees it."""
+    """A Connection as a session for sql_rules.py."""
 
     def __init__(self, connection: Connection, *, table: str) -> None:
         self._connection = connection
         self._dialect = dialect_of(connection.dialect.name)
         self.statements = self._dialect.on(table)
-        self._begun = False  # with a statement, because the connection commits by itself
+        self._begun = False  # by a statement, because the connection is in autocommit mode
 
     def must_join(self) -> SqlAlchemySession:
         if not self._connection.in_transaction():
             self._connection.begin()
         if self._autocommits():
             raise InvalidRequest(
-                "the connection commits every statement by itself (AUTOCOMMIT), so the barrier row would not share its "
-                "fate with your work; nothing was written. Use another isolation level"
+                "the connection is in autocommit mode (AUTOCOMMIT), so the barrier row would not be committed together "
+                "with your work; nothing was written. Use another isolation level"
             )
         return self
 
@@ -100,13 +100,13 @@ class SqlAlchemySession:
 
     def rollback(self) -> None:
         begun, self._begun = self._begun, False
-        with suppress(SQLAlchemyError):  # of a lost connection: the server has rolled back, or will
+        with suppress(SQLAlchemyError):  # the connection was lost: the server rolls back
             if begun and not self._connection.invalidated:
                 self.execute("rollback")
             self._connection.rollback()
 
     def _autocommits(self) -> bool:
-        if self._dialect is SQLITE:  # also with BEGIN sent by a listener, as SQLAlchemy's documents advise
+        if self._dialect is SQLITE:  # also if an event listener sends BEGIN, as SQLAlchemy's documentation recommends
             return self._sqlite().isolation_level is None and not self._sqlite().in_transaction
         return self._connection.dialect.detect_autocommit_setting(self._connection.connection.dbapi_connection)  # type: ignore[arg-type]
 
@@ -114,7 +114,7 @@ class SqlAlchemySession:
         return self._connection.connection.driver_connection
 
 
-class Barrier(rows.SqlCall):
+class Barrier(sql_rules.SqlCall):
     """As avow.barrier.sql.Barrier."""
 
     def insert(self, place: Place) -> None:
@@ -125,7 +125,7 @@ class Barrier(rows.SqlCall):
 
     @contextmanager
     def transaction(self, source: Source) -> Iterator[Any]:
-        """A transaction of its own; gives the Connection, or the Session, to work with."""
+        """A new transaction; yields the Connection or the Session for your work."""
         key = self.key_to_commit()
         _must_be_idle(source)
         with source.begin() as begun:
@@ -138,11 +138,11 @@ class Barrier(rows.SqlCall):
         _must_be_idle(source)
         with _connected(source) as connection:
             session = SqlAlchemySession(connection, table=self.table)
-            with rows.short_waits(session, lock_timeout_s):
-                return rows.check_back(rows.Checkback(session, self, lock_timeout_s=lock_timeout_s))
+            with sql_rules.short_waits(session, lock_timeout_s):
+                return sql_rules.check_back(sql_rules.Checkback(session, self, lock_timeout_s=lock_timeout_s))
 
 
-class AsyncBarrier(rows.SqlCall):
+class AsyncBarrier(sql_rules.SqlCall):
     """As Barrier, on an AsyncEngine, an AsyncConnection or an AsyncSession."""
 
     async def insert(self, place: AsyncPlace) -> None:
@@ -162,7 +162,7 @@ class AsyncBarrier(rows.SqlCall):
             await place.run_sync(_must_still_be, key, self.table)
 
     async def check_back(self, source: AsyncSource, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Verdict:
-        """Cancelled, or after an error of the database, it throws the connection away: nobody knows what that is at."""
+        """After a cancellation or a database error the connection is invalidated, because its state is unknown."""
         _must_be_idle(source)
         async with _connected_async(source) as connection:
             try:
@@ -175,34 +175,34 @@ class AsyncBarrier(rows.SqlCall):
 
     async def _ask(self, connection: AsyncConnection, lock_timeout_s: float) -> Verdict:
         session = await connection.run_sync(SqlAlchemySession, table=self.table)
-        restore = await connection.run_sync(lambda _: rows.shorten_waits(session, lock_timeout_s))
+        restore = await connection.run_sync(lambda _: sql_rules.shorten_waits(session, lock_timeout_s))
         try:
-            return await _answer(connection, rows.Checkback(session, self, lock_timeout_s=lock_timeout_s))
+            return await _answer(connection, sql_rules.Checkback(session, self, lock_timeout_s=lock_timeout_s))
         finally:
             if not isinstance(sys.exception(), asyncio.CancelledError):
-                await connection.run_sync(lambda _: rows.restore_waits(session, restore))
+                await connection.run_sync(lambda _: sql_rules.restore_waits(session, restore))
 
 
-async def _answer(connection: AsyncConnection, checkback: rows.Checkback) -> Verdict:
+async def _answer(connection: AsyncConnection, checkback: sql_rules.Checkback) -> Verdict:
     verdict = await connection.run_sync(lambda _: checkback.ask())
-    while verdict is None:  # until its time is over
+    while verdict is None:  # `ask` ends it after the timeout
         await asyncio.sleep(checkback.pause_s())
         verdict = await connection.run_sync(lambda _: checkback.ask())
     return verdict
 
 
 def _insert(place: Place, key: Key, table: str) -> None:
-    rows.insert_own(_joined(place, table), key)
+    sql_rules.insert_own(_joined(place, table), key)
 
 
 def _once(place: Place, key: Key, table: str, prepared_ms: int | None) -> bool:
-    return rows.insert_once(_joined(place, table), key, prepared_ms=prepared_ms)
+    return sql_rules.insert_once(_joined(place, table), key, prepared_ms=prepared_ms)
 
 
 def _must_still_be(place: Place, key: Key, table: str) -> None:
     if isinstance(place, OrmSession):
         place.flush()
-    rows.must_still_be(_joined(place, table), key)
+    sql_rules.must_still_be(_joined(place, table), key)
 
 
 def _joined(place: Place, table: str) -> SqlAlchemySession:
@@ -213,8 +213,8 @@ def _joined(place: Place, table: str) -> SqlAlchemySession:
 def _must_be_idle(source: Source | AsyncSource) -> None:
     if not isinstance(source, Engine | AsyncEngine) and source.in_transaction():
         raise InvalidRequest(
-            f"the {type(source).__name__} is in a transaction, and this begins its own; nothing was done. Commit or "
-            "roll back first, or use the engine"
+            f"the {type(source).__name__} is in a transaction, but this call needs its own; nothing was done. Commit "
+            "or roll back first, or use the engine"
         )
 
 
@@ -243,14 +243,14 @@ def _async_engine(source: AsyncEngine | AsyncSession) -> AsyncEngine:
         return source
     bind = source.get_bind()
     if isinstance(bind, Connection):
-        raise InvalidRequest("the AsyncSession is bound to one connection; nothing was done. Ask the engine")
+        raise InvalidRequest("the AsyncSession is bound to a connection; nothing was done. Use the engine")
     return AsyncEngine(bind)
 
 
 def check_back(
     source: Source, gid: str, *, prepared_ms: int | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S, table: str = ""
 ) -> Verdict:
-    """What became of this pledge's transaction. `prepared_ms`: as the coordinator says, if it does."""
+    """The outcome of the pledge's transaction. `prepared_ms`: as the coordinator sent it, if it did."""
     return Barrier(gid, prepared_ms=prepared_ms, table=table).check_back(source, lock_timeout_s=lock_timeout_s)
 
 
@@ -282,7 +282,7 @@ def checkback(
 def checkback(
     engine: Engine | AsyncEngine, *, lock_timeout_s: float = LOCK_TIMEOUT_S, table: str = ""
 ) -> Callable[[Question], Any]:
-    """For the routes in avow.barrier.web; of an AsyncEngine, for those that can await."""
+    """For the routes in avow.barrier.web; with an AsyncEngine, for asynchronous ones."""
 
     def answer(question: Question) -> Any:
         known: Any = {"prepared_ms": question.prepared_ms, "lock_timeout_s": lock_timeout_s, "table": table}

@@ -1,22 +1,22 @@
-"""The checkback's route: a coordinator, ours or dtm's, asks by GET, and gets a verdict or none.
+"""The route of the checkback: a coordinator, Avow's or dtm's, sends a GET and gets a verdict or an error.
 
     GET /avow/checkback?gid=..&trans_type=msg&branch_id=00&op=msg[&prepared_ms=..]
 
-    200 {"dtm_result": "SUCCESS"}     committed
-    409 {"dtm_result": "FAILURE"}     rolled back, or never started
-    425 {"dtm_result": "ONGOING"}     still open
-    500 {"message": ...}              no verdict: it is asked again. Never anything else, whatever went wrong
+    200 {"dtm_result": "SUCCESS"}     the transaction committed
+    409 {"dtm_result": "FAILURE"}     it was rolled back, or never started
+    425 {"dtm_result": "ONGOING"}     it is still open
+    500 {"message": ...}              no verdict, for any kind of error: the coordinator asks again
 
     Starlette   Starlette(routes=[starlette_route("/avow/checkback", checkback(engine))])
     FastAPI     FastAPI(routes=[...]), or app.router.routes.append(...)
     Flask       app.register_blueprint(flask_blueprint("/avow/checkback", checkback(engine)))
     Django      urlpatterns = [django_path("avow/checkback", django_checkback())]
 
-`checkback` comes from avow.barrier.sql, .sqlalchemy, .redis or .mongo. For any other framework there are
-`answer(query, checkback)` and, from a verdict at hand, `verdict_response(verdict)`.
+`checkback` is the one of avow.barrier.sql, .sqlalchemy, .redis or .mongo. For other frameworks there are
+`answer(query, checkback)` and, for a known verdict, `verdict_response(verdict)`.
 
-The text of an error is logged and not sent: dtm's server looks for its words anywhere in a body, and an id may contain
-one. No answer may be kept by a cache.
+The text of an error is logged and not sent: dtm's server searches the whole body for its keywords, and an id may
+contain one. Answers must not be cached.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def verdict_response(verdict: Verdict | Exception) -> Answer:
 def question_of(query: Mapping[str, str]) -> Question:
     gid = query.get("gid")
     if not gid:
-        raise InvalidRequest("a checkback without gid asks about nothing; nothing was changed")
+        raise InvalidRequest("the request of a checkback must have a gid; nothing was changed")
     expected = {"trans_type": "msg", "branch_id": OWN_BRANCH, "op": OWN_OP}
     others = {name: query.get(name) for name, usual in expected.items() if query.get(name) not in (None, "", usual)}
     if others:
-        raise InvalidRequest(f"{others} is no checkback of a pledge; nothing was changed")
+        raise InvalidRequest(f"not a request of a pledge's checkback: {others}; nothing was changed")
     return Question(gid, read_prepared_ms(query))
 
 
@@ -79,12 +79,12 @@ def answer(query: Mapping[str, str], checkback: Checkback) -> Answer:
         if not isinstance(verdict, Verdict):
             raise _not_a_verdict(verdict)
         return verdict_response(verdict)
-    except Exception as error:  # the request's boundary: whatever it is, it is no verdict
+    except Exception as error:  # the request's boundary: no error may look like a verdict
         return _no_verdict(query, error)
 
 
 async def answer_async(query: Mapping[str, str], checkback: Checkback | AsyncCheckback) -> Answer:
-    """One that blocks runs in a thread."""
+    """A blocking checkback runs in a thread."""
     from starlette.concurrency import run_in_threadpool
 
     try:
@@ -99,19 +99,19 @@ async def answer_async(query: Mapping[str, str], checkback: Checkback | AsyncChe
 
 
 def _no_verdict(query: Mapping[str, str], error: Exception) -> Answer:
-    _log.error("no verdict for the checkback of %r", query.get("gid"), exc_info=error)
+    _log.error("the checkback of pledge %r failed; the coordinator will ask again", query.get("gid"), exc_info=error)
     return verdict_response(error)
 
 
 def _not_a_verdict(found: object) -> InvalidRequest:
     if inspect.iscoroutine(found):
         found.close()
-        return InvalidRequest("an asyncio checkback needs a route that can await: Starlette's or FastAPI's")
-    return InvalidRequest(f"the checkback gave {type(found).__name__}, not a Verdict")
+        return InvalidRequest("an asyncio checkback needs an asynchronous route, such as Starlette's or FastAPI's")
+    return InvalidRequest(f"the checkback returned {type(found).__name__} instead of a Verdict")
 
 
 def starlette_route(path: str, checkback: Checkback | AsyncCheckback, *, name: str = "avow-checkback") -> Route:
-    """Also for FastAPI."""
+    """A route for Starlette and FastAPI."""
     from starlette.responses import Response
     from starlette.routing import Route
 
@@ -136,7 +136,7 @@ def flask_blueprint(path: str, checkback: Checkback, *, name: str = "avow-checkb
 
 
 def django_path(path: str, checkback: Checkback, *, name: str = "avow-checkback") -> URLPattern:
-    """Outside of a transaction also with ATOMIC_REQUESTS: a tombstone must be kept whatever becomes of the request."""
+    """Runs outside a transaction also with ATOMIC_REQUESTS, because a tombstone must be kept if the request fails."""
     from django.db.transaction import non_atomic_requests  # type: ignore[import-untyped]
     from django.http import HttpResponse
     from django.urls import path as url_path
@@ -150,7 +150,7 @@ def django_path(path: str, checkback: Checkback, *, name: str = "avow-checkback"
 
 
 def django_checkback(using: str = "default", *, lock_timeout_s: float = LOCK_TIMEOUT_S, table: str = "") -> Checkback:
-    """On one of Django's own connections, which stays Django's."""
+    """A checkback on one of Django's own connections."""
 
     def ask(question: Question) -> Verdict:
         from django.db import connections  # type: ignore[import-untyped]

@@ -1,14 +1,14 @@
-"""One end of a channel, alive on the event loop: a core, the socket it has now, and an application.
+"""One end of a channel on the event loop: connects a core, its current socket and the application.
 
     application ── send, commit, ack_commit ──► Core ── packets, once a turn ──► socket of this generation
     hooks, waits ◄── events ────────────────────┘  ▲─────────── received ─────────────┘
 
-Nothing is decided here. Calls of the application go to the core at once, and at the end of the loop's turn the store
-and then the socket get everything together: a thousand messages of a turn are a few packets and one call of the store.
-What a socket brings goes to the core at once, and the hooks are called before the socket is read again.
+The core makes all protocol decisions. Calls of the application go to the core at once; at the end of the loop's turn
+everything goes to the store and then to the socket, so a thousand messages of one turn are a few packets and one call
+of the store. Received packets go to the core at once, and hooks are called before the socket is read again.
 
-Hooks are the application's code. One that raises must neither stop the loop nor be passed over: the channel ends, the
-other end is told, and the loop's exception handler gets the error.
+Hooks are application code. If one raises, the channel ends, the other end receives ABORTED, and the loop's exception
+handler gets the error; the loop keeps running.
 
 A value that was sent belongs to the channel until it is acknowledged or handed back: it is not copied, so it must not
 be changed.
@@ -17,40 +17,100 @@ be changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from avow.channel.frames import Buffer, EndCode, Hello
-from avow.channel.inbox import Inbox
-from avow.channel.outgoing import Pending
-from avow.channel.protocol import CommitAcked, CommitDelivered, Connected, Core, Ended, Event, Messages, Resumed
-from avow.channel.states import Link
-from avow.channel.waiting import Callback, CommitWaits, Waiters
+from avow.channel.protocol.core import Core
+from avow.channel.protocol.events import (
+    CommitAcked,
+    CommitDelivered,
+    Connected,
+    Ended,
+    Event,
+    Messages,
+    Pending,
+    Resumed,
+)
+from avow.channel.protocol.frames import Buffer, EndCode, Hello
+from avow.channel.protocol.states import Link
+from avow.channel.waiters import Callback, CommitWaits, Waiters
 from avow.errors import AvowError, ChannelFailed
 from avow.limits import CHANNEL_PACKET_SIZE_BYTES, KIB
 
 if TYPE_CHECKING:
-    from avow.channel.sockets import Socket
+    from avow.channel.protocol.events import CommitDelivered
     from avow.channel.stores import PendingStore
+    from avow.channel.transports.socket import Socket
+
+
+class Inbox:
+    """Received values, and the commits between them, that the application has not taken yet.
+
+    A commit is given to the application after everything it covers, never before: otherwise its acknowledgement would
+    mean nothing. Values in the inbox are bounded by what the channel accepts beyond its last acknowledged commit. Of
+    the commits at one place only the first and the newest are kept, which bounds them too and loses no information.
+    """
+
+    def __init__(self) -> None:
+        self._values: deque[memoryview] = deque()
+        self._handed_to = 0  # the last message that the application has taken
+        self._commits: deque[CommitDelivered] = deque()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def commits_count(self) -> int:
+        return len(self._commits)
+
+    def put(self, values: Iterable[memoryview]) -> None:
+        self._values.extend(values)
+
+    def take(self) -> bytes:
+        self._handed_to += 1
+        return bytes(self._values.popleft())
+
+    def take_all(self) -> list[memoryview]:
+        values = list(self._values)
+        self._values.clear()
+        self._handed_to += len(values)
+        return values
+
+    def bypassed(self, count: int) -> None:
+        """This many messages went to the application directly, not through the inbox."""
+        self._handed_to += count
+
+    def put_commit(self, commit: CommitDelivered) -> None:
+        commits = self._commits
+        if len(commits) > 1 and commits[-1].upto == commits[-2].upto == commit.upto:
+            commits.pop()
+        commits.append(commit)
+
+    def take_commit(self) -> int:
+        """The next commit whose messages the application has all taken; 0: there is none."""
+        if self._commits and self._commits[0].upto <= self._handed_to:
+            return self._commits.popleft().id
+        return 0
 
 
 _PACKET_SIZE_BYTES_MIN: Final = KIB
 
 
 class Owner(Protocol):
-    """Who provides a channel with sockets: the dialling end, or the keeper of the other one's channels."""
+    """Provides a channel with sockets: a `Connector` at the initiator, a `Registry` at the acceptor."""
 
     def connected(self, channel: Channel) -> None: ...
 
     def detached(self, channel: Channel, reason: str) -> None: ...
 
-    def over(self, channel: Channel, ended: Ended) -> None: ...
+    def channel_ended(self, channel: Channel, ended: Ended) -> None: ...
 
 
 class Commit:
-    """A commit that was issued. Await it: done when it or a newer one is acknowledged. Cancelling the wait is harmless.
+    """A commit that was issued. Awaiting it waits until it or a newer one is acknowledged, and may be cancelled.
 
-    Raises ChannelFailed when the channel ends before.
+    The wait raises ChannelFailed if the channel ends first.
     """
 
     __slots__ = ("_channel", "id")
@@ -63,7 +123,7 @@ class Commit:
 
 
 class Attachment:
-    """A channel's end of one socket. What an older socket still says is the core's to refuse, by its generation."""
+    """Binds one socket to a channel (SocketUser). The core ignores packets of an older socket by its generation."""
 
     __slots__ = ("_channel", "_generation")
 
@@ -84,11 +144,11 @@ class Attachment:
 
 
 class Channel:
-    """Send, commit, acknowledge. All of it on the loop's thread.
+    """Send, commit, acknowledge. All methods are called on the event loop's thread.
 
-    Without `on_messages` values go to an inbox, and `async for value in channel` takes them out. A commit comes to the
-    application when everything it covers was handed to it: to `on_commit`, which must see to it that `ack_commit` is
-    called some day, or without that hook it is acknowledged then.
+    Without `on_messages` values go to an inbox, from which `async for value in channel` takes them. `on_commit` is
+    called when the application has taken everything the commit covers; the application must then call `ack_commit` at
+    some point. Without that hook the commit is acknowledged automatically.
     """
 
     def __init__(self, core: Core, owner: Owner, *, store: PendingStore | None = None) -> None:
@@ -111,12 +171,12 @@ class Channel:
         self._ended: Ended | None = None
         self._sockets = 0
         self._packet_bytes = CHANNEL_PACKET_SIZE_BYTES
-        self._reached = -1  # the last message the other end had, when it last said so
+        self._reached = -1  # the position that the other end reported at its last Hello
 
     # ------------------------------------------------------------------ sending
 
     def send(self, value: Buffer) -> None:
-        """Leaves at the end of this turn of the loop. Raises Busy while suspended, ChannelFailed after the end."""
+        """Sent at the end of this turn of the loop. Raises Busy while suspended, ChannelFailed after the end."""
         self.core.send(value)
         if self._store is not None:
             self._unsaved.append(value)
@@ -124,7 +184,7 @@ class Channel:
             self._schedule()
 
     def resend(self, pending: Sequence[Pending]) -> None:
-        """What a channel that failed has handed back, under the commit ids it had. Before anything else is sent."""
+        """Send the pending messages of a failed channel again with the commit ids they had, before anything else."""
         before = self.core.out.sent_to
         try:
             self.core.resend(pending)
@@ -134,7 +194,7 @@ class Channel:
             self._schedule()
 
     def commit(self, callback: Callback | None = None) -> Commit:
-        """Covers everything sent before it. `callback` is called once, on its ack or a newer one's; not on failure."""
+        """Covers everything sent before it. `callback` is called once, at its ack or a newer one's; not on failure."""
         commit_id = self.core.commit()
         if callback is not None:
             self._waits.add_callback(commit_id, callback)
@@ -157,7 +217,7 @@ class Channel:
         return self.core.suspended
 
     async def writable(self) -> None:
-        """Returns when a message may be sent. Raises ChannelFailed when the channel ends, or has ended."""
+        """Wait until a message may be sent. Raises ChannelFailed if the channel ends or has ended."""
         while self.core.suspended:
             await self._writers.wait()
         if self.core.ended:
@@ -167,7 +227,7 @@ class Channel:
     # ------------------------------------------------------------------ receiving
 
     def ack_commit(self, commit_id: int) -> None:
-        """Done with everything up to this commit. Twice is harmless; an id that never came raises InvalidRequest."""
+        """Everything up to this commit is processed. Idempotent; raises InvalidRequest for a commit never delivered."""
         self.core.ack_commit(commit_id)
         if not self._scheduled:
             self._schedule()
@@ -178,7 +238,7 @@ class Channel:
 
     @on_messages.setter
     def on_messages(self, hook: Callable[[list[memoryview]], None] | None) -> None:
-        """It gets what lies in the inbox first."""
+        """A new hook first gets what is in the inbox."""
         self._on_messages = hook
         if self._inbox:
             self._schedule()
@@ -209,29 +269,30 @@ class Channel:
         return self.core.link is Link.UP
 
     async def wait_ended(self) -> ChannelFailed | None:
-        """None: it was closed, and nothing is pending here."""
+        """Wait for the end. Returns None if the channel was closed with nothing pending here."""
         while self._ended is None:
             await self._watchers.wait()
         return self._error() if self._failed else None
 
     def close(self) -> None:
-        """Finish. What no acknowledged commit covers is handed back: await a commit first."""
+        """End the channel with CLOSED. Messages not covered by an acknowledged commit are handed back: await a commit
+        first."""
         self.end(EndCode.CLOSED)
 
     def abort(self, text: str = "") -> None:
         self.end(EndCode.ABORTED, text=text or "the application gave up")
 
     def fail(self, error: AvowError) -> None:
-        """Refuse what the other end wants, and say why."""
+        """End the channel with REFUSED and send the error to the other end."""
         self.end(EndCode.REFUSED, name=error.code, text=str(error))
 
     def cut(self) -> None:
-        """Lose the socket, as if the network had failed. The channel goes on over the next one."""
+        """Abort the socket, as if the network had failed. The channel continues over the next one."""
         if self._socket is not None:
             self._socket.abort()
 
     def end(self, code: EndCode, *, name: str = "", text: str = "") -> None:
-        """After this the application gets nothing more but the end. Again is harmless."""
+        """After this the application receives only `on_end`. Idempotent."""
         if self.core.ended:
             return
         self._gave_up = True
@@ -262,13 +323,13 @@ class Channel:
         return ended is not None and (ended.code is not EndCode.CLOSED or bool(ended.pending))
 
     def _error(self) -> ChannelFailed:
-        """A new one each time: an exception that is raised in several places grows a traceback of all of them."""
+        """A new exception each time: one raised in several places would collect the tracebacks of all of them."""
         assert self._ended is not None
         code, name, text, pending = self._ended.code, self._ended.name, self._ended.text, self._ended.pending
         why = f"{code.name}: {text}" if text else code.name
         return ChannelFailed(
-            f"the channel is over, {why}; {len(pending)} messages that no acknowledged commit covers are handed back. "
-            "Open a new one and send them again",
+            f"the channel has ended ({why}); {len(pending)} messages not covered by an acknowledged commit are handed "
+            "back in `pending`. Open a new channel and send them again",
             reason=code.name,
             name=name,
             pending=pending,
@@ -277,7 +338,7 @@ class Channel:
     # ------------------------------------------------------------------ sockets
 
     def attach(self, socket: Socket) -> int:
-        """Initiator: a new socket. Its generation; 0 when the channel is over and the socket of no use."""
+        """Initiator: attach a new socket. Returns its generation; 0, and the socket is closed, if the channel ended."""
         if self.core.ended:
             socket.close()
             return 0
@@ -290,7 +351,7 @@ class Channel:
         return generation
 
     def greet(self, socket: Socket, hello: Hello) -> int:
-        """Acceptor: a new socket and its Hello. Its generation; 0 when it was refused."""
+        """Acceptor: attach a new socket and its Hello. Returns its generation; 0 if it was refused."""
         generation = self.core.greeted(hello)
         if not generation:
             return 0
@@ -353,20 +414,20 @@ class Channel:
             socket.send(parts)
 
     def _save(self) -> None:
-        """What a store has not got leaves with no socket."""
+        """Messages go to the store before they go to a socket; if the store fails, the channel ends."""
         assert self._store is not None
         values, self._unsaved = self._unsaved, []
         try:
             self._store.append(self._saved_to + 1, values)
         except Exception as error:
-            self.broke(error)
+            self.application_raised(error)
             return
         self._saved_to += len(values)
 
     # ------------------------------------------------------------------ events
 
     def _dispatch(self) -> None:
-        """Hooks may call anything; what that leads to is dispatched here, after what came before it."""
+        """Hooks may call any method; the events of those calls are dispatched here, after the earlier ones."""
         if self._dispatching:
             return
         self._dispatching = True
@@ -398,7 +459,7 @@ class Channel:
                 self._call(self.on_connect)
 
     def _fit_packets(self) -> None:
-        """Sockets that were lost before one packet got through would be lost forever in the same way: halve it."""
+        """Halve the packet size if the last socket was lost before one packet arrived: it may have been too large."""
         reached, before = self.core.out.received_to, self._reached
         self._reached = reached
         if reached == before and self.core.out.waiting:
@@ -409,7 +470,7 @@ class Channel:
             self._inbox.put(values)
             self._offer()
         else:
-            self._inbox.passed_by(len(values))
+            self._inbox.bypassed(len(values))
             self._hand(self._on_messages, values)
 
     def _offer(self) -> None:
@@ -431,14 +492,14 @@ class Channel:
             try:
                 self._store.release(self.core.out.released_to)
             except Exception as error:
-                self.broke(error)
+                self.application_raised(error)
         self._packet_bytes = min(CHANNEL_PACKET_SIZE_BYTES, 2 * self._packet_bytes)
         self._waits.acked(commit_id)
         if self.on_acked is not None:
             self._call(self.on_acked, commit_id)
 
     def _resumed(self) -> None:
-        """Unless a hook that came before has filled it up again."""
+        """Not reported if an earlier hook has filled the channel to its limit again."""
         if self.core.suspended:
             return
         self._writers.wake()
@@ -450,31 +511,34 @@ class Channel:
         self._waits.fail(self._error)
         for waiters in (self._readers, self._writers, self._watchers):
             waiters.wake()
-        self._owner.over(self, ended)
+        self._owner.channel_ended(self, ended)
         if self.on_end is not None:
             self._call(self.on_end, self._error() if self._failed else None)
 
     def _hand(self, hook: Callable[[Any], None], argument: object) -> None:
-        """For hooks that may refuse: an AvowError is told to the other end."""
+        """For hooks that may refuse: an AvowError is sent to the other end."""
         try:
             hook(argument)
         except AvowError as error:
             self.fail(error)
         except Exception as error:
-            self.broke(error)
+            self.application_raised(error)
 
     def _call(self, hook: Callable[..., None], *arguments: object) -> None:
         try:
             hook(*arguments)
         except Exception as error:
-            self.broke(error)
+            self.application_raised(error)
 
-    def broke(self, error: Exception) -> None:
-        """Code that is not the channel's own failed: it is reported, and the channel is over."""
+    def application_raised(self, error: Exception) -> None:
+        """Application code raised: report it to the loop's exception handler and end the channel."""
         self._loop.call_exception_handler(
-            {"message": "a channel's hook, callback, store or dial raised; the channel ends", "exception": error}
+            {
+                "message": "a channel's hook, callback, store or dial raised; the channel ends",
+                "exception": error,
+            }
         )
-        self.end(EndCode.ABORTED, text="an application failed at it")
+        self.end(EndCode.ABORTED, text="the application failed while handling the channel")
 
     def statistics(self) -> dict[str, Any]:
         return {

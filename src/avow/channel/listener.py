@@ -1,10 +1,10 @@
-"""Channels between applications, without a peer or a queue: one listens, others dial.
+"""Channels between applications, without a peer or a queue: one process listens, others connect.
 
     listener = await listen(begin)                    # begin(channel) sets the hooks of each new channel
-    channel = await connect_channel(listener.url)     # in another process, from `avow.channel.dialing`
+    channel = await connect_channel(listener.url)     # in another process, from `avow.channel.connector`
 
-A listener accepts WebSockets on a port of its own. It asks nobody who they are: let it listen on loopback, or give it a
-TLS context that asks for certificates. A channel is resumed on the path it was opened with.
+A listener accepts WebSockets on a port of its own. It does not authenticate: listen on loopback, or pass a TLS context
+that requires client certificates. A channel must be resumed on the path it was opened with.
 """
 
 from __future__ import annotations
@@ -14,39 +14,48 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from avow.channel.acceptor import Acceptor, open_acceptor
 from avow.channel.endpoint import Channel
-from avow.channel.frames import EndCode
-from avow.channel.keeping import Keeper
-from avow.channel.protocol import Bounds
-from avow.channel.websocket import PATIENCE, Patience, accept_raw
+from avow.channel.protocol.events import Bounds
+from avow.channel.protocol.frames import EndCode
+from avow.channel.registry import Registry
+from avow.channel.transports.websocket_handshake import PATIENCE, Patience, accept_raw
 
 CHANNELS_MAX: Final = 1_024
-CLOSE_S: Final = 2.0  # for the other ends to take their leave
+CLOSE_S: Final = 2.0  # for the other ends to close their sockets
 _PAUSE_S: Final = 0.01
+_CLOSE_TURNS: Final = 100
 
 
 class ChannelListener:
     """Made by `listen`."""
 
-    def __init__(self, keeper: Keeper, server: asyncio.Server, *, secure: bool) -> None:
-        self._keeper, self._server = keeper, server
-        bound = server.sockets[0].getsockname()
-        self.address: tuple[str, int] = (bound[0], bound[1])
-        host = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        self.url = f"{'wss' if secure else 'ws'}://{host}:{bound[1]}/"
+    def __init__(
+        self, registry: Registry, acceptor: Acceptor, unopened: set[asyncio.Transport], *, secure: bool
+    ) -> None:
+        self._registry, self._acceptor, self._unopened = registry, acceptor, unopened
+        self.address = name, port = acceptor.address
+        host = f"[{name}]" if ":" in name else name
+        self.url = f"{'wss' if secure else 'ws'}://{host}:{port}/"
 
     async def close(self, code: EndCode = EndCode.GOING) -> None:
-        """Take nothing new, end all channels, and let what was said last leave."""
+        """Stop accepting, end all channels, and wait until their last packets were sent."""
         loop = asyncio.get_running_loop()
-        self._server.close()
-        self._keeper.close(code)
+        await self._acceptor.close()
+        for transport in tuple(self._unopened):
+            transport.abort()
+        self._registry.close(code)
         deadline = loop.time() + CLOSE_S
-        while self._keeper.statistics()["sockets"] and loop.time() < deadline:
+        while self._registry.statistics()["sockets"] and loop.time() < deadline:
             await asyncio.sleep(_PAUSE_S)
-        self._keeper.cut()
+        self._registry.cut()
+        for _ in range(_CLOSE_TURNS):  # the event loop calls connection_lost after one or two turns
+            if not self._unopened and not self._registry.statistics()["sockets"]:
+                return
+            await asyncio.sleep(0)
 
     def statistics(self) -> dict[str, int]:
-        return self._keeper.statistics()
+        return self._registry.statistics()
 
 
 async def listen(
@@ -60,8 +69,17 @@ async def listen(
     channels_max: int = CHANNELS_MAX,
     patience: Patience = PATIENCE,
 ) -> ChannelListener:
-    """Port 0 takes a free one. Raises OSError when the address cannot be had."""
-    keeper = Keeper(window_s=window_s, channels_max=channels_max, bounds=bounds)
-    factory = accept_raw(lambda request: keeper.accept(request.path, begin), patience=patience)
-    server = await asyncio.get_running_loop().create_server(factory, host, port, ssl=tls, backlog=CHANNELS_MAX)
-    return ChannelListener(keeper, server, secure=tls is not None)
+    """Port 0 picks a free port. Raises OSError if the address cannot be bound."""
+    registry = Registry(window_s=window_s, channels_max=channels_max, bounds=bounds)
+    unopened: set[asyncio.Transport] = set()
+    factory = accept_raw(lambda request: registry.accept(request.path, begin), patience=patience, unopened=unopened)
+    acceptor = await open_acceptor(
+        factory,
+        host,
+        port,
+        tls=tls,
+        backlog=CHANNELS_MAX,
+        handshake_s=patience.handshake_s,
+        handshakes_max=CHANNELS_MAX,
+    )
+    return ChannelListener(registry, acceptor, unopened, secure=tls is not None)

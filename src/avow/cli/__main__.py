@@ -1,4 +1,4 @@
-"""`python -m avow.cli`: the same as `avow`, where the script is not on the path."""
+"""`python -m avow.cli` does the same as `avow`, for environments where the script is not on the PATH."""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
-"""`avow enqueue`: lines become messages. Says what was stored even when something went wrong halfway.
+"""`avow enqueue`: write arguments or lines of standard input as messages.
 
-Arguments, and lines that must directly follow each other (`--expected`), are written group after group, each with its
-answer. Standard input is streamed: a producer has many groups on their way, and a commit is asked for when the input
-pauses, as it does behind each line that a person types, and at its end.
+Arguments, and lines written with `--expected` (which must directly follow each other), are written one group at a time,
+each with its own answer. Standard input is streamed: a producer has many groups in flight, and commits when the input
+pauses (after each line that a person types) and at its end. After a failure, the command also reports what was stored.
+
+Standard input is read in the pieces in which it arrives. A file arrives in large pieces, which make full batches. A
+person or `tail -f` writes a line at a time, and each line is sent at once instead of waiting for a batch to fill up. A
+last line without a newline is sent when the input ends.
 """
 
 from __future__ import annotations
@@ -21,12 +25,11 @@ from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from avow.cli.lines import Lines, from_arguments, from_descriptor
+from avow.cli.connecting_client import connected
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
-from avow.cli.session import connected
-from avow.cli.show import plural, print_json
+from avow.cli.output import plural, print_json
 from avow.errors import AvowError, ChannelFailed, InvalidRequest
-from avow.limits import BATCH_COUNT_MAX
+from avow.limits import BATCH_COUNT_MAX, MESSAGE_SIZE_BYTES_MAX
 
 if TYPE_CHECKING:
     from avow.client.blocking import BlockingQueue
@@ -34,31 +37,82 @@ if TYPE_CHECKING:
     from avow.client.outcomes import Done
     from avow.client.producer import Written
 
-_ASK_S: Final = 2.0
+
+PIECE_BYTES: Final = 1024 * 1024
+WRITTEN_TIMEOUT_S: Final = 2.0
+
+
+class Lines(Struct, frozen=True):
+    """A group of messages; `read_bytes` is their size in the input, newlines included."""
+
+    values: Sequence[bytes]
+    keys: Sequence[bytes] | None
+    read_bytes: int
+
+
+def from_arguments(values: Sequence[str], *, batch: int, separator: bytes) -> Iterator[Lines]:
+    yield from _grouped([value.encode() for value in values], batch=batch, separator=separator, ends=0)
+
+
+def from_descriptor(descriptor: int, *, batch: int, separator: bytes) -> Iterator[Lines]:
+    """Yields groups until the end of the input."""
+    rest = b""
+    while piece := os.read(descriptor, PIECE_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > MESSAGE_SIZE_BYTES_MAX:
+            raise InvalidRequest(
+                f"a line is longer than the largest message ({MESSAGE_SIZE_BYTES_MAX:,} bytes); it was not sent. "
+                "Split it into several messages"
+            )
+        yield from _grouped(lines, batch=batch, separator=separator, ends=1)
+    if rest:
+        yield from _grouped([rest], batch=batch, separator=separator, ends=0)
+
+
+def _grouped(lines: list[bytes], *, batch: int, separator: bytes, ends: int) -> Iterator[Lines]:
+    for start in range(0, len(lines), batch):
+        group = lines[start : start + batch]
+        size = sum(map(len, group)) + ends * len(group)
+        if not separator:
+            yield Lines(group, None, size)
+        else:
+            pairs = [_split(line, separator) for line in group]
+            yield Lines([value for _, value in pairs], [key for key, _ in pairs], size)
+
+
+def _split(line: bytes, separator: bytes) -> tuple[bytes, bytes]:
+    key, found, value = line.partition(separator)
+    if not found:
+        shown = line[:60].decode(errors="replace")
+        raise InvalidRequest(
+            f"the line {shown!r} has no separator {separator.decode()!r} between key and value; it was not sent"
+        )
+    return key, value
 
 
 def enqueue(
     queue: QueueArgument,
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="[VALUE]...", help="Messages; none: each line of stdin is one.")
+        list[str] | None, typer.Argument(metavar="[VALUE]...", help="Messages. Without any, each line of stdin is one.")
     ] = None,
     key_separator: Annotated[
-        str, typer.Option(metavar="TEXT", help="Each line is a key, this, and the value.", show_default=False)
+        str,
+        typer.Option(metavar="TEXT", help="Split each line into key and value at this separator.", show_default=False),
     ] = "",
     batch: Annotated[
-        int, typer.Option(min=1, max=BATCH_COUNT_MAX, help="At most so many messages at a time.")
+        int, typer.Option(min=1, max=BATCH_COUNT_MAX, help="Maximum number of messages in a batch.")
     ] = 10_000,
     expected: Annotated[
-        int | None, typer.Option(min=0, help="Only if the lane ends at this version.", show_default=False)
+        int | None, typer.Option(min=0, help="Write only if the lane ends at this version.", show_default=False)
     ] = None,
-    lane: Annotated[int | None, typer.Option(min=0, show_default="by key")] = None,
+    lane: Annotated[int | None, typer.Option(min=0, help="Lane to write to.", show_default="chosen by the key")] = None,
     timeout_s: TimeoutOption = 30.0,
     as_json: JsonOption = False,
     api: ApiOption = DEFAULT_API,
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Write messages: arguments, or lines of stdin. Returns once a quorum has them on disk."""
+    """Write messages to a queue, from arguments or lines of stdin. Returns when a quorum has them on disk."""
     separator = key_separator.encode()
     if values:
         source = from_arguments(values, batch=batch, separator=separator)
@@ -67,7 +121,7 @@ def enqueue(
     stored = Stored(queue)
     with (
         connected(api, token=token, ca=ca, timeout_s=timeout_s) as client,
-        _told_on_failure(stored),
+        _reported_on_failure(stored),
         _progress(enabled=not values and not as_json) as shown,
     ):
         if values or expected is not None:
@@ -85,14 +139,14 @@ class LaneStored(Struct):
 
 
 class Stored:
-    """What is known to be stored, by lane."""
+    """The messages known to be stored, by lane."""
 
     __slots__ = ("_began", "lanes", "messages", "queue", "sending")
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
         self.messages = 0
-        self.sending = 0  # in the batch that has no answer yet
+        self.sending = 0  # messages in the batch that has no answer yet
         self.lanes: dict[int, LaneStored] = {}
         self._began = time.monotonic()
 
@@ -105,7 +159,7 @@ class Stored:
         known.messages += count
 
     def take(self, written: Sequence[Written]) -> None:
-        """Instead of what was known before."""
+        """Replace what was known before."""
         self.lanes = {one.lane: LaneStored(one.first_version, one.last_version, one.messages) for one in written}
         self.messages = sum(one.messages for one in written)
 
@@ -113,7 +167,7 @@ class Stored:
         took_s = max(time.monotonic() - self._began, 1e-3)
         where = "; ".join(_span(lane, one) for lane, one in sorted(self.lanes.items()))
         rate = f", {self.messages / took_s:,.0f}/s" if self.messages > 1 else ""
-        return f"{plural(self.messages, 'message')} stored in {self.queue} ({where or 'nothing to do'}{rate})"
+        return f"{plural(self.messages, 'message')} stored in {self.queue} ({where or 'the input was empty'}{rate})"
 
     def as_object(self) -> dict[str, Any]:
         written = [
@@ -132,8 +186,8 @@ def write(
     expected: int | None,
     lane: int | None,
 ) -> None:
-    """One group after the other. `expected` goes on with each: all groups follow each other directly, or the rest is
-    refused."""
+    """Write one group after the other. `expected` advances with each, so a write by another client in between refuses
+    the rest."""
     for group in source:
         stored.sending = len(group.values)
         done = queue.enqueue_many(group.values, keys=group.keys, expected=expected, lane=lane)
@@ -154,7 +208,7 @@ def stream(
     lane: int | None,
     paused: Callable[[], bool],
 ) -> None:
-    """All groups on their way together. What was sent before one that is refused is stored all the same."""
+    """Write groups without waiting for each answer. Groups sent before an invalid one are stored nevertheless."""
     try:
         for group in source:
             producer.send_many(group.values, keys=group.keys, lane=lane)
@@ -167,10 +221,10 @@ def stream(
         raise
     except (ChannelFailed, KeyboardInterrupt) as error:
         with suppress(AvowError):
-            stored.take(producer.written(timeout_s=_ASK_S))
+            stored.take(producer.written(timeout_s=WRITTEN_TIMEOUT_S))
         if isinstance(error, ChannelFailed):
             stored.sending = len(error.pending)
-            raise error.__cause__ or error  # noqa: B904  (the producer's own words add nothing)
+            raise error.__cause__ or error  # noqa: B904  (the cause says more than the producer's error)
         raise
 
 
@@ -180,7 +234,7 @@ def _commit(producer: BlockingProducer, stored: Stored) -> None:
 
 
 def _paused() -> bool:
-    """Nothing is there to be read now. The end of the input is something."""
+    """Whether nothing can be read now. At the end of the input it is readable."""
     return not select.select([sys.stdin.fileno()], [], [], 0)[0]
 
 
@@ -191,8 +245,8 @@ def _span(lane: int, one: LaneStored) -> str:
 
 
 @contextmanager
-def _told_on_failure(stored: Stored) -> Iterator[None]:
-    """Whoever reads the error also reads what had been stored before it."""
+def _reported_on_failure(stored: Stored) -> Iterator[None]:
+    """Before an error is reported, writes to stderr what was stored before it."""
     try:
         yield
     except (AvowError, KeyboardInterrupt) as error:
@@ -201,7 +255,7 @@ def _told_on_failure(stored: Stored) -> Iterator[None]:
         if stored.messages:
             sys.stderr.write(f"avow: before this, {stored.sentence()}\n")
         if stored.sending > 1 and stored.lanes:
-            sys.stderr.write(f"avow: what follows is about the next {plural(stored.sending, 'message')}\n")
+            sys.stderr.write(f"avow: the error below is about the next {plural(stored.sending, 'message')}\n")
         raise
 
 
@@ -209,7 +263,7 @@ def _told_on_failure(stored: Stored) -> Iterator[None]:
 
 
 class Shown:
-    """A bar when the input is a file, a count when nobody knows how much is coming, nothing without a terminal."""
+    """Progress on stderr: a bar if the input is a file, a count if its size is unknown, nothing without a terminal."""
 
     __slots__ = ("_began", "_progress", "_task")
 
@@ -228,8 +282,8 @@ def _progress(*, enabled: bool) -> Iterator[Shown]:
     if not (enabled and sys.stderr.isatty()):
         yield Shown(None, None)
         return
-    about = os.fstat(sys.stdin.fileno())
-    total = about.st_size if stat.S_ISREG(about.st_mode) else None
+    status = os.fstat(sys.stdin.fileno())
+    total = status.st_size if stat.S_ISREG(status.st_mode) else None
     measure = BarColumn(bar_width=30) if total else SpinnerColumn()
     with Progress(measure, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as progress:
         yield Shown(progress, progress.add_task("", total=total, note="0 messages"))

@@ -1,7 +1,8 @@
-"""The `avow` command: a list of the others, and the one place where an error becomes a line and an exit code.
+"""The `avow` command: it lists and dispatches subcommands, and turns an error into one line and an exit code.
 
-A command is imported when it is named on the line, all of them only for the list: a peer does not carry the simulator
-around with it, and `avow enqueue` in a loop starts as quickly as it can.
+Only the module of the subcommand on the command line is imported, so that `avow enqueue` in a loop starts quickly; the
+list of commands imports all of them. Other packages add commands through the entry-point group `avow.commands` (name =
+"module:function"). `avow_lab` adds simulate, prove and demo this way, and nothing in `avow` imports it.
 """
 
 from __future__ import annotations
@@ -10,36 +11,29 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from importlib.metadata import EntryPoints, entry_points
 from typing import Final
 
 import typer
 
-from avow.cli.show import REFUSED, report
+from avow.cli.output import REFUSED, report
 from avow.errors import AvowError, NotInstalled
 
 ABOUT: Final = """Avow carries a message from a database commit to a Spark table exactly once.
 
-Exit codes: 0 done, 1 refused, 2 wrong usage, 3 unknown whether it happened, 4 nobody could be reached.
+Exit codes: 0 done, 1 refused, 2 wrong usage, 3 outcome unknown, 4 no peer could be reached.
 """
-COMMANDS: Final = {
-    "demo": "demo",
-    "up": "up",
-    "serve": "serve",
-    "status": "status",
-    "enqueue": "enqueue",
-    "read": "read",
-    "tail": "tail",
-    "doctor": "doctor",
-    "prove": "prove_command",
-    "simulate": "simulate",
-}
-"""A module's name, which is the command's, and the function in it."""
+COMMANDS: Final = ("up", "serve", "status", "enqueue", "read", "tail", "doctor")
+"""Each is a module with a function of the same name."""
 NOUNS: Final = ("queue", "subscriber", "pledge", "pipeline", "peer")
-"""Each is a module with an `app` of several commands."""
-ANYTHING: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""Each is a module with an `app` that has several commands."""
+PLUGINS: Final = "avow.commands"
+"""The entry-point group of commands that other packages add."""
+ACCEPT_ALL: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-def app_of(names: Iterable[str] = (*COMMANDS, *NOUNS)) -> typer.Typer:
+def app_of(names: Iterable[str] | None = None) -> typer.Typer:
+    """The app with the named commands, or with all of them if `names` is None."""
     app = typer.Typer(
         help=ABOUT,
         no_args_is_help=True,
@@ -48,23 +42,37 @@ def app_of(names: Iterable[str] = (*COMMANDS, *NOUNS)) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_avow)
-    for name in names:
+    for name in (*COMMANDS, *NOUNS, *_plugged()) if names is None else names:
         try:
-            module = import_module(f"avow.cli.{name}")
-        except NotInstalled as missing:  # the others are there all the same
-            app.command(name, help=f"Not here: pip install 'avow[{missing.extra}]'.", context_settings=ANYTHING)(
+            _add(app, name)
+        except NotInstalled as missing:  # the other commands still work
+            app.command(name, help=f"Not installed: pip install 'avow[{missing.extra}]'.", context_settings=ACCEPT_ALL)(
                 _refusing(missing)
             )
-            continue
-        if name in NOUNS:
-            app.add_typer(module.app, name=name)
-        else:
-            app.command(name)(getattr(module, COMMANDS[name]))
     return app
 
 
+def _add(app: typer.Typer, name: str) -> None:
+    if name in NOUNS:
+        app.add_typer(import_module(f"avow.cli.{name}").app, name=name)
+    elif name in COMMANDS:
+        app.command(name)(getattr(import_module(f"avow.cli.{name}"), name))
+    else:
+        (plugin,) = plugins().select(name=name)
+        app.command(name)(plugin.load())
+
+
+def plugins() -> EntryPoints:
+    return entry_points(group=PLUGINS)
+
+
+def _plugged() -> list[str]:
+    """Names of commands from other packages. They cannot replace a built-in command."""
+    return sorted(plugins().names - {*COMMANDS, *NOUNS})
+
+
 def _refusing(missing: NotInstalled) -> Callable[[], None]:
-    """A command that says what it needs, whatever it is given."""
+    """A command that accepts any arguments and reports what must be installed."""
 
     def refuse() -> None:
         raise missing
@@ -73,18 +81,18 @@ def _refusing(missing: NotInstalled) -> Callable[[], None]:
 
 
 def _avow() -> None:
-    """With a callback, an app of one command still expects its name."""
+    """Without a callback, Typer would not expect the name of the command in an app that has only one."""
 
 
 def main() -> None:
     named = sys.argv[1:2]
-    known = named and named[0] in (*COMMANDS, *NOUNS)
+    known = named and (named[0] in (*COMMANDS, *NOUNS) or named[0] in plugins().names)
     try:
         (app_of(named) if known else app_of())()
     except AvowError as error:
         sys.exit(report(error, as_json="--json" in sys.argv))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has enough
+    except BrokenPipeError:  # the reader closed the pipe, for example `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(REFUSED)

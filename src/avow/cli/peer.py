@@ -1,4 +1,4 @@
-"""`avow peer`: list, add, remove. A peer is a process somewhere, so adding one is a command to run there."""
+"""`avow peer`: list, add, remove. `add` prints the command that starts the new peer's process on its machine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from urllib.parse import urlsplit
 import typer
 from rich.console import Console
 
-from avow.cli.api import Api, path_of
+from avow.cli.cluster_api import Api, path_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, TokenOption
-from avow.cli.show import console, print_json, table
+from avow.cli.output import console, print_json, table
 from avow.errors import AvowError, Offline, UnknownPeer
 
-app = typer.Typer(help="Peers of the cluster: list, add, remove.", no_args_is_help=True)
+app = typer.Typer(help="List, add and remove the peers of a cluster.", no_args_is_help=True)
 
-LOOK_S: Final = 0.2
+POLL_S: Final = 0.2
 
 
 @app.command("list")
 def list_peers(
     as_json: JsonOption = False, api: ApiOption = DEFAULT_API, token: TokenOption = "", ca: CaOption = ""
 ) -> None:
-    """List the peers as the first one that answers sees them."""
+    """List the peers, as reported by the first one that answers."""
     found = Api(api, token=token, ca=ca).get(path_of("peers"))
     if as_json:
         print_json(found)
@@ -47,7 +47,7 @@ def list_peers(
 @app.command()
 def add(
     data: Annotated[
-        str, typer.Option(help="Folder of the new peer, empty or not there.", show_default="avow-peer-N")
+        str, typer.Option(help="Data folder of the new peer, empty or missing.", show_default="avow-peer-N")
     ] = "",
     host: Annotated[str, typer.Option(help="Address the new peer listens on.")] = "127.0.0.1",
     as_json: JsonOption = False,
@@ -55,7 +55,7 @@ def add(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Print the command that starts a new peer. It joins by itself, and votes once it holds everything."""
+    """Print the command that starts a new peer. The peer joins the cluster and votes once it stores all messages."""
     cluster = Api(api, token=token, ca=ca)
     known = cluster.get(path_of("peers"))["peers"]
     command = start_command(known, member=cluster.address, data=data, host=host)
@@ -63,14 +63,14 @@ def add(
         print_json({"command": command})
         return
     typer.echo(" ".join(command))
-    said = Console(stderr=True, highlight=False, soft_wrap=True)
-    said.print("run this where the new peer shall live; then: avow status --watch", style="dim")
+    hints = Console(stderr=True, highlight=False, soft_wrap=True)
+    hints.print("run this on the new peer's machine; then: avow status --watch", style="dim")
     if host not in ("127.0.0.1", "::1", "localhost"):
-        said.print("beyond loopback it also needs --tokens and --tls-cert, --tls-key, --tls-ca", style="dim")
+        hints.print("an address beyond loopback also needs --tokens and --tls-cert, --tls-key, --tls-ca", style="dim")
 
 
 def start_command(known: list[dict[str, Any]], *, member: str, data: str, host: str) -> list[str]:
-    """Ports after those the cluster has."""
+    """The new peer gets the next number, and the next ports after the highest ones in use."""
     number = max((int(peer["number"]) for peer in known), default=0) + 1
     api_port = max((_port(str(peer.get("api") or "")) for peer in known), default=0) + 1
     link_port = max((_port(str(peer.get("link") or "")) for peer in known), default=0) + 1
@@ -81,14 +81,14 @@ def start_command(known: list[dict[str, Any]], *, member: str, data: str, host: 
 @app.command()
 def remove(
     number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, show_default=False)],
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is gone.")] = True,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="How long to wait, in seconds.")] = 120.0,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the peer has left.")] = True,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Maximum time to wait, in seconds.")] = 120.0,
     as_json: JsonOption = False,
     api: ApiOption = DEFAULT_API,
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Take a peer out of every quorum, for good. Its number is never given out again."""
+    """Remove a peer from the cluster permanently. It leaves every quorum; its number is never used again."""
     cluster = Api(api, token=token, ca=ca)
     answer = cluster.call("DELETE", path_of("peers", number))
     if wait:
@@ -96,12 +96,12 @@ def remove(
     if as_json:
         print_json(answer)
     else:
-        typer.echo(_farewell(number, str(answer["state"])))
+        typer.echo(_removed(number, str(answer["state"])))
 
 
-def _farewell(number: int, state: str) -> str:
+def _removed(number: int, state: str) -> str:
     if state == "gone":
-        return f"peer {number} is gone: its process may be ended and its folder deleted"
+        return f"peer {number} is gone: you may end its process and delete its folder"
     return f"peer {number} is {state}; avow peer list shows when it is gone"
 
 
@@ -109,21 +109,21 @@ def _wait_gone(cluster: Api, number: int, *, timeout_s: float, quiet: bool) -> s
     deadline = time.monotonic() + timeout_s
     screen = Console(stderr=True, quiet=quiet or not sys.stderr.isatty())
     state = "leaving"
-    with screen.status(f"peer {number} is leaving every lane it votes in") as shown:
+    with screen.status(f"peer {number} is leaving the lanes it votes in") as shown:
         while time.monotonic() < deadline:
             state = _state(cluster, number) or state
             if state == "gone":
                 return state
             shown.update(f"peer {number} is {state} ({deadline - time.monotonic():.0f} s left)")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     raise Offline(
-        f"peer {number} is still {state} after {timeout_s:g} s: the cluster has taken the order and goes on by itself. "
-        f"avow peer list shows when it is gone"
+        f"peer {number} is still {state} after {timeout_s:g} s. The removal was accepted and continues; avow peer list "
+        "shows when the peer is gone"
     )
 
 
 def _state(cluster: Api, number: int) -> str:
-    """Empty when nobody could say just now: the peer that was asked may be the one that leaves."""
+    """Empty if no peer answered: the peer that was asked may be the one that leaves."""
     try:
         peers = cluster.get(path_of("peers"))["peers"]
     except AvowError:
@@ -131,7 +131,7 @@ def _state(cluster: Api, number: int) -> str:
     for peer in peers:
         if int(peer["number"]) == number:
             return str(peer["state"])
-    raise UnknownPeer(f"the cluster knows no peer {number}")
+    raise UnknownPeer(f"the cluster has no peer {number}; avow peer list shows its peers")
 
 
 def _port(address: str) -> int:

@@ -1,6 +1,6 @@
-"""`avow pledge`: list, show, retry, redrive, stop, topics. What a coordinator did, as a table or a timeline.
+"""`avow pledge`: list, show, retry, redrive and stop pledges, manage topics, print the barrier's table.
 
-`migration` asks nobody: it prints the barrier's table for the database of a service, for the tool that changes it.
+`migration` contacts no peer: it prints the statements that create the barrier's table, for a service's migration tool.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Annotated, Any, Final
 import typer
 
 from avow.barrier.schema import migration as migration_of
-from avow.cli.api import Api, path_of
+from avow.cli.cluster_api import Api, path_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, TokenOption
-from avow.cli.show import console, duration_text, number, parsed_duration, plain, plural, print_json, table
+from avow.cli.output import console, duration_text, number, parsed_duration, plain, plural, print_json, table
 from avow.errors import InvalidRequest
 
 app = typer.Typer(
-    help="Messages that depend on a transaction: list, show, retry, redrive, stop, topics, migration.",
+    help="List, retry and stop pledges; manage topics. A pledge is a message that depends on a transaction.",
     no_args_is_help=True,
 )
 
 GidArgument = Annotated[str, typer.Argument(metavar="GID", show_default=False)]
 SomeGidArgument = Annotated[str, typer.Argument(metavar="[GID]", show_default=False)]
-AllOption = Annotated[bool, typer.Option("--all", help="All of them, instead of one.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="No more than so many.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Apply to all pledges instead of one.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of pledges.")]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", show_default=False)]
 
@@ -36,18 +36,25 @@ ERROR_CHARS: Final = 60
 @app.command("list")
 def list_pledges(
     status: Annotated[
-        str, typer.Option("--status", metavar="NAME,...", help="prepared, submitted, succeeded, failed, dead.")
+        str,
+        typer.Option(
+            "--status", metavar="NAME,...", help="Only these: prepared, submitted, succeeded, failed or dead."
+        ),
     ] = "",
-    since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Created in the last 90s, 12h, 7d.")] = "",
-    before: Annotated[str, typer.Option("--before", metavar="DURATION", help="Created longer ago than that.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="DURATION", help="Created within this time, such as 90s, 12h or 7d.")
+    ] = "",
+    before: Annotated[str, typer.Option("--before", metavar="DURATION", help="Created longer ago than this.")] = "",
     limit: LimitOption = 20,
-    position: Annotated[str, typer.Option("--position", help="Where the page before ended.")] = "",
+    position: Annotated[
+        str, typer.Option("--position", help="Start of the next page, as the previous page printed it.")
+    ] = "",
     as_json: JsonOption = False,
     api: ApiOption = DEFAULT_API,
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """List pledges, the newest first."""
+    """List pledges, newest first."""
     query = {
         "status": status or None,
         "created_from_ms": _ago_ms(since),
@@ -63,7 +70,7 @@ def list_pledges(
     columns = ("gid", "status", "delivery", "age", "delivered", ">attempts", "last error")
     console().print(table("", *columns, rows=rows, empty="no pledges"))
     if found["next_position"]:
-        typer.echo(f"more: --position {found['next_position']}")
+        typer.echo(f"next page: --position {found['next_position']}")
 
 
 @app.command()
@@ -74,7 +81,7 @@ def show(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Show one pledge: its branches, and what was tried, in order."""
+    """Show one pledge: its branches and a timeline of its attempts."""
     _print(Api(api, token=token, ca=ca).get(path_of("pledges", gid)), as_json=as_json)
 
 
@@ -88,7 +95,7 @@ def retry(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Try a pledge now instead of at the end of its back-off; --all: every one that waits."""
+    """Retry a pledge now instead of at the end of its back-off; --all: every pledge that waits."""
     _one_or_all(Api(api, token=token, ca=ca), "retry", gid, every=every, limit=limit, as_json=as_json)
 
 
@@ -102,20 +109,20 @@ def redrive(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Deliver a dead pledge after all; --all: every dead one."""
+    """Start the delivery of a dead pledge again; --all: of every dead pledge."""
     _one_or_all(Api(api, token=token, ca=ca), "redrive", gid, every=every, limit=limit, as_json=as_json)
 
 
 @app.command()
 def stop(
     gid: GidArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Kept with the pledge.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Text stored with the pledge.")] = "",
     as_json: JsonOption = False,
     api: ApiOption = DEFAULT_API,
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Deliver nothing more of a pledge, whatever its transaction did."""
+    """Stop the delivery of a pledge, whether or not its transaction committed."""
     found = Api(api, token=token, ca=ca).call("POST", path_of("pledges", gid, "stop"), {"reason": reason})
     print_json(found) if as_json else typer.echo(f"{gid} is {found['status']}: {found['reason']}")
 
@@ -127,7 +134,7 @@ def stop(
 def topics(
     as_json: JsonOption = False, api: ApiOption = DEFAULT_API, token: TokenOption = "", ca: CaOption = ""
 ) -> None:
-    """List topics and who gets what is pledged to them."""
+    """List topics and their subscribers."""
     found = Api(api, token=token, ca=ca).get(path_of("topics", query={"limit": 1_000}))
     if as_json:
         print_json(found)
@@ -145,13 +152,13 @@ def topics(
 def subscribe(
     topic: TopicArgument,
     url: UrlArgument,
-    remark: Annotated[str, typer.Option("--remark", help="For people.")] = "",
+    remark: Annotated[str, typer.Option("--remark", help="Note shown in the list of topics.")] = "",
     as_json: JsonOption = False,
     api: ApiOption = DEFAULT_API,
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """From now on, a URL gets what is pledged to a topic."""
+    """Subscribe a URL to a topic. It receives what is pledged to the topic from now on."""
     body = {"url": url, "remark": remark}
     found = Api(api, token=token, ca=ca).call("POST", path_of("topics", topic, "subscribers"), body)
     print_json(found) if as_json else typer.echo(f"{topic} has {plural(len(found['subscribers']), 'subscriber')}")
@@ -166,7 +173,7 @@ def unsubscribe(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """A URL gets nothing that is pledged to a topic from now on."""
+    """Unsubscribe a URL from a topic. It receives nothing that is pledged to the topic from now on."""
     path = path_of("topics", topic, "subscribers", query={"url": url})
     found = Api(api, token=token, ca=ca).call("DELETE", path)
     print_json(found) if as_json else typer.echo(f"{topic} has {plural(len(found['subscribers']), 'subscriber')}")
@@ -178,14 +185,21 @@ def unsubscribe(
 @app.command()
 def migration(
     dialect: Annotated[
-        str, typer.Option("--dialect", metavar="NAME", help="postgresql, mysql or sqlite.", show_default=False)
+        str,
+        typer.Option("--dialect", metavar="NAME", help="Database: postgresql, mysql or sqlite.", show_default=False),
     ],
     name: Annotated[
-        str, typer.Option("--table", metavar="NAME", help="Instead of dtm_barrier.barrier (SQLite: barrier).")
+        str,
+        typer.Option(
+            "--table",
+            metavar="NAME",
+            help="Name of the table.",
+            show_default="dtm_barrier.barrier; SQLite: barrier",
+        ),
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the statements that make the barrier's table in a service's database, where it is missing."""
+    """Print the SQL that creates the barrier's table in a service's database if it is missing."""
     script = migration_of(dialect, table=name)
     print_json({"dialect": dialect, "sql": script}) if as_json else typer.echo(script, nl=False)
 
@@ -195,7 +209,9 @@ def migration(
 
 def _one_or_all(cluster: Api, what: str, gid: str, *, every: bool, limit: int, as_json: bool) -> None:
     if every == bool(gid):
-        raise InvalidRequest(f"name a pledge or say --all; nothing was done. avow pledge {what} GID")
+        raise InvalidRequest(
+            f"give either the gid of a pledge or --all; nothing was done. For one pledge: avow pledge {what} GID"
+        )
     if gid:
         _print(cluster.call("POST", path_of("pledges", gid, what)), as_json=as_json)
         return
@@ -203,7 +219,7 @@ def _one_or_all(cluster: Api, what: str, gid: str, *, every: bool, limit: int, a
     if as_json:
         print_json(found)
     else:
-        more = "; there are more" if found["more"] else ""
+        more = "; there are more, repeat the command" if found["more"] else ""
         typer.echo(f"{plural(found['changed'], 'pledge')} will be tried now{more}")
 
 
@@ -212,7 +228,7 @@ def _ago_ms(text: str) -> int | None:
         return None
     seconds = parsed_duration(text)
     if seconds is None:
-        raise InvalidRequest("say for how long, such as 90s, 12h or 7d; nothing was done")
+        raise InvalidRequest(f"{text!r} is not a duration such as 90s, 12h or 7d; nothing was done")
     return round((time.time() - seconds) * 1000)
 
 
@@ -253,13 +269,13 @@ def _print(pledge: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _state(pledge: dict[str, Any]) -> str:
-    said = pledge["status"] if pledge["delivery"] in (pledge["status"], "") else f"submitted, {pledge['delivery']}"
+    state = pledge["status"] if pledge["delivery"] in (pledge["status"], "") else f"submitted, {pledge['delivery']}"
     if pledge["aborting"]:
-        said += ", abort asked for"
+        state += ", abort requested"
     if pledge["next_at_ms"] is not None:
         wait_s = pledge["next_at_ms"] / 1000 - time.time()
-        said += f"; next in {duration_text(round(wait_s, 1))}" if wait_s > 0 else "; due now"
-    return said
+        state += f"; next attempt in {duration_text(round(wait_s, 1))}" if wait_s > 0 else "; due now"
+    return state
 
 
 def _facts(pledge: dict[str, Any]) -> list[str]:
@@ -274,7 +290,7 @@ def _facts(pledge: dict[str, Any]) -> list[str]:
 
 
 def _timeline(pledge: dict[str, Any]) -> list[tuple[str, ...]]:
-    """What happened, in order: creation, the attempts that are remembered, the end."""
+    """Rows in order of time: creation, the attempts that are stored, the end."""
     created_ms = pledge["created_ms"]
     events: list[tuple[int, str, str, str, str]] = [(created_ms, "created", "", "", "")]
     for attempt in pledge["attempts"]:

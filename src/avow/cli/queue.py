@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from avow.cli.api import Api, path_of
+from avow.cli.cluster_api import Api, path_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TokenOption
-from avow.cli.show import (
+from avow.cli.output import (
     console,
     duration_text,
     number,
@@ -25,7 +25,7 @@ from avow.cli.show import (
 )
 from avow.errors import InvalidRequest
 
-app = typer.Typer(help="Queues: create, list, show, change, trim, delete.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, change, trim and delete queues.", no_args_is_help=True)
 
 
 class Strategy(enum.StrEnum):
@@ -34,13 +34,14 @@ class Strategy(enum.StrEnum):
 
 
 AgeOption = Annotated[
-    str | None, typer.Option("--age", metavar="7d", help="Messages older than this may be removed; none: never.")
+    str | None, typer.Option("--age", metavar="7d", help="Messages older than this may be removed; none: no limit.")
 ]
 SizeOption = Annotated[
-    str | None, typer.Option("--size", metavar="10GB", help="Older messages may be removed beyond this; none: never.")
+    str | None,
+    typer.Option("--size", metavar="10GB", help="The oldest messages beyond this size may be removed; none: no limit."),
 ]
 PassedOption = Annotated[
-    bool | None, typer.Option("--passed/--no-passed", help="What every subscriber has read may be removed.")
+    bool | None, typer.Option("--passed/--no-passed", help="Messages that every subscriber has read may be removed.")
 ]
 
 
@@ -48,10 +49,13 @@ PassedOption = Annotated[
 def create(
     queue: QueueArgument,
     strategy: Annotated[
-        Strategy, typer.Option(help="two-phase: one order. pub-sub: every peer writes at once, no common order.")
+        Strategy,
+        typer.Option(
+            help="two-phase: one order per lane. pub-sub: every peer writes a lane of its own, no common order."
+        ),
     ] = Strategy.two_phase,
-    lanes: Annotated[int, typer.Option(min=1, help="Lanes; a key always goes to the same one.")] = 1,
-    peers: Annotated[str, typer.Option(metavar="1,2,3", help="Only these peers hold it.", show_default="all")] = "",
+    lanes: Annotated[int, typer.Option(min=1, help="Number of lanes. A key always goes to the same lane.")] = 1,
+    peers: Annotated[str, typer.Option(metavar="1,2,3", help="Peers that store the queue.", show_default="all")] = "",
     age: AgeOption = None,
     size: SizeOption = None,
     passed: PassedOption = None,
@@ -60,7 +64,7 @@ def create(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Create a queue. Creating it again exactly so does nothing."""
+    """Create a queue. If it exists with the same settings, this does nothing."""
     body = {
         "name": queue,
         "strategy": strategy.value,
@@ -69,14 +73,14 @@ def create(
         "retention": _rules({}, age=age, size=size, passed=passed),
     }
     made = Api(api, token=token, ca=ca).call("POST", path_of("queues"), body)
-    _print(made, as_json=as_json, line=f"queue {queue} is there: {_described(made)}")
+    _print(made, as_json=as_json, line=f"queue {queue} exists: {_described(made)}")
 
 
 @app.command("list")
 def list_queues(
     as_json: JsonOption = False, api: ApiOption = DEFAULT_API, token: TokenOption = "", ca: CaOption = ""
 ) -> None:
-    """List queues as the first peer that answers sees them."""
+    """List the queues, as reported by the first peer that answers."""
     found = Api(api, token=token, ca=ca).get(path_of("queues"))
     if as_json:
         print_json(found)
@@ -91,7 +95,7 @@ def list_queues(
         )
         for queue in found["queues"]
     ]
-    columns = ("queue", "strategy", ">lanes", ">messages", "kept")
+    columns = ("queue", "strategy", ">lanes", ">messages", "retention")
     console().print(table("", *columns, rows=rows, empty="no queues yet: avow queue create NAME"))
 
 
@@ -123,7 +127,7 @@ def show(
     columns = ("lane", ">end", ">trimmed to", "coordinator", "owner", "ended", "members")
     screen = console()
     screen.print(f"{found['name']}: {_described(found)}", markup=False)
-    screen.print(table("", *columns, rows=rows, empty="no lane yet"))
+    screen.print(table("", *columns, rows=rows, empty="no lanes yet"))
 
 
 @app.command()
@@ -137,44 +141,44 @@ def change(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Change what a queue keeps. What is not named stays as it is; strategy and lanes are for life."""
+    """Change a queue's retention. Rules that are not given stay; strategy and lanes cannot be changed."""
     if age is None and size is None and passed is None:
         raise typer.BadParameter("nothing to change: give --age, --size or --passed")
     cluster = Api(api, token=token, ca=ca)
     before = cluster.get(path_of("queues", queue)).get("retention") or {}
     body = {"retention": _rules(before, age=age, size=size, passed=passed)}
     after = cluster.call("PATCH", path_of("queues", queue), body)
-    _print(after, as_json=as_json, line=f"queue {queue} now: {_described(after)}")
+    _print(after, as_json=as_json, line=f"queue {queue} is now: {_described(after)}")
 
 
 @app.command()
 def trim(
     queue: QueueArgument,
     upto: Annotated[int, typer.Option("--upto", min=1, help="The last version to remove.")],
-    lane: Annotated[int, typer.Option(min=0)] = 0,
+    lane: Annotated[int, typer.Option(min=0, help="Lane to trim.")] = 0,
     as_json: JsonOption = False,
     api: ApiOption = DEFAULT_API,
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Remove the oldest messages of a lane, for good. Stops at what a subscriber holds."""
+    """Remove the oldest messages of a lane permanently. Stops at the cursor of a subscriber that holds messages."""
     body = {"lane": lane, "upto_version": upto}
     answer = Api(api, token=token, ca=ca).call("POST", path_of("queues", queue, "trim"), body)
     reached = int(answer["trimmed_to"])
-    held = f" (asked for {upto:,}; the rest is held or not there)" if reached < upto else ""
+    held = f" (requested: {upto:,}; a subscriber holds the rest, or it does not exist)" if reached < upto else ""
     _print(answer, as_json=as_json, line=f"lane {lane} of {queue}: versions up to {reached:,} are removed{held}")
 
 
 @app.command()
 def delete(
     queue: QueueArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
     api: ApiOption = DEFAULT_API,
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Delete a queue with all its messages, for good."""
+    """Delete a queue and all its messages permanently."""
     cluster = Api(api, token=token, ca=ca)
     if not yes:
         _confirm(queue, cluster)
@@ -184,10 +188,10 @@ def delete(
 
 def _confirm(queue: str, cluster: Api) -> None:
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"deleting {queue} cannot be undone; nothing was deleted. Repeat with --yes")
+        raise typer.BadParameter(f"deleting {queue} cannot be undone; nothing was deleted. Confirm with --yes")
     found = cluster.get(path_of("queues", queue))
     count = sum((lane.get("end") or 0) - (lane.get("trimmed_to") or 0) for lane in found["lanes"])
-    typer.confirm(f"delete {queue} with {plural(count, 'message')} for good?", abort=True)
+    typer.confirm(f"permanently delete {queue} with {plural(count, 'message')}?", abort=True)
 
 
 def _print(value: object, *, as_json: bool, line: str) -> None:
@@ -197,19 +201,19 @@ def _print(value: object, *, as_json: bool, line: str) -> None:
 def _described(queue: dict[str, Any]) -> str:
     peers = f", peers {numbers(queue['peers'])}" if queue.get("peers") else ""
     kept = _retention(queue.get("retention") or {})
-    lanes = "a lane for each peer" if queue["strategy"] == "pub-sub" else plural(len(queue["lanes"]), "lane")
-    return f"{queue['strategy']}, {lanes}{peers}, kept: {kept}"
+    lanes = "one lane per peer" if queue["strategy"] == "pub-sub" else plural(len(queue["lanes"]), "lane")
+    return f"{queue['strategy']}, {lanes}{peers}, keeps messages {kept}"
 
 
 def _retention(rules: dict[str, Any]) -> str:
-    said = []
+    limits = []
     if rules.get("age_s") is not None:
-        said.append(f"for {duration_text(rules['age_s'])}")
+        limits.append(f"for {duration_text(rules['age_s'])}")
     if rules.get("size_bytes") is not None:
-        said.append(f"up to {size_text(rules['size_bytes'])}")
+        limits.append(f"up to {size_text(rules['size_bytes'])}")
     if rules.get("passed"):
-        said.append("until every subscriber has read it")
-    return " or ".join(said) or "everything"
+        limits.append("until every subscriber has read them")
+    return " or ".join(limits) or "until trimmed"
 
 
 def _rules(before: dict[str, Any], *, age: str | None, size: str | None, passed: bool | None) -> dict[str, Any]:
@@ -228,5 +232,5 @@ def _peer_numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
         raise InvalidRequest(
-            f"--peers is numbers with commas, such as 1,2,3, not {text!r}; nothing was changed"
+            f"--peers must be numbers separated by commas, such as 1,2,3, not {text!r}; nothing was changed"
         ) from error

@@ -1,7 +1,7 @@
-"""`avow read`: what is in a queue, once, up to where it ends now.
+"""`avow read`: print the messages of a queue up to its present end.
 
-Whoever has just written wants to see it, so a queue with one order is read with everything that was acknowledged
-before, whichever peer answers. That needs a quorum; `--level local` does not.
+By default a two-phase queue is read linearizably: whichever peer answers, the result contains every message
+acknowledged before the read. That needs a quorum; `--level local` does not.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Annotated
 
 import typer
 
-from avow.cli.messages import Printer, form_of
+from avow.cli.connecting_client import connected
+from avow.cli.message_output import Printer, form_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
-from avow.cli.session import connected
-from avow.cli.show import plural
 
 
 class Level(enum.StrEnum):
@@ -23,20 +22,24 @@ class Level(enum.StrEnum):
     linearizable = "linearizable"
 
 
-ValuesOption = Annotated[bool, typer.Option("--values-only", help="Print the values alone, a line each.")]
+ValuesOption = Annotated[bool, typer.Option("--values-only", help="Print only the values, one per line.")]
 
 
 def read(
     queue: QueueArgument,
     after: Annotated[
-        int | None, typer.Option(min=0, help="Start behind this version.", show_default="the oldest")
+        int | None, typer.Option(min=0, help="Start after this version.", show_default="the oldest")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--max", min=1, help="At most so many.", show_default="all")] = None,
-    lane: Annotated[int | None, typer.Option(min=0, help="Only this lane.", show_default="all, one by one")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--max", min=1, help="Maximum number of messages to print.", show_default="all")
+    ] = None,
+    lane: Annotated[
+        int | None, typer.Option(min=0, help="Read only this lane.", show_default="all, one after the other")
+    ] = None,
     level: Annotated[
         Level | None,
         typer.Option(
-            help="linearizable: with everything acknowledged before. local: what the peer that answers has.",
+            help="linearizable: includes everything acknowledged before the read. local: what the peer has now.",
             show_default="linearizable; local for pub-sub",
         ),
     ] = None,
@@ -47,19 +50,19 @@ def read(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Print messages as lane:version, key and value. With --json a line of JSON for each."""
+    """Print the messages of a queue. Each line is lane:version, key and value; with --json, a JSON object."""
     printer = Printer(form_of(as_json=as_json, values_only=values_only), limit=limit)
     with connected(api, token=token, ca=ca, timeout_s=timeout_s) as client:
         handle = client.queue(queue)
         info = handle.info()
         wanted = level or (Level.local if info.pubsub else Level.linearizable)
         for one in info.lanes:
-            if lane not in (None, one.lane) or not printer.room:
+            if lane not in (None, one.lane) or not printer.remaining:
                 continue
             start = one.trimmed_to if after is None else after
             for batch in handle.read(after=start, lane=one.lane, level=wanted.value):
                 printer.print(batch)
-                if not printer.room:
+                if not printer.remaining:
                     break
     if not printer.printed and sys.stderr.isatty():
-        sys.stderr.write(f"{plural(0, 'message')} there\n")
+        sys.stderr.write("no messages\n")

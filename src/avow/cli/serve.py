@@ -1,4 +1,4 @@
-"""`avow serve`: one peer. Its flags are the settings, one for one, made from their names and descriptions."""
+"""`avow serve`: run one peer. Its flags are generated from the settings, one flag for each."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from avow.peer.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX, Settings, load
+from avow.server.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX, Settings, load
 
-DOCUMENTATION: Final = """Start one peer, in the foreground, until SIGTERM or Ctrl-C.
+DOCUMENTATION: Final = """Run one peer in the foreground until SIGTERM or Ctrl-C.
 
-A setting comes from its flag, else from the environment (AVOW_ and its name in capitals), else from the --config file,
-else it is the default. Once it listens, one line of JSON on stdout tells where.
+A setting is taken from its flag, else from the environment (AVOW_ and its name in capitals), else from the --config
+file, else it has its default. When the peer listens, it prints one line of JSON with its addresses.
 """
 
 
 def serve(config: Path | None = None, **flags: str | None) -> None:
     settings = load(flags, environment=os.environ, config=config)
-    from avow.peer.serve import run  # the peer and its libraries are for this command alone
+    from avow.server.serve import run  # only this command needs the peer and its libraries
 
     raise typer.Exit(run(settings))
 
 
 def _signature() -> inspect.Signature:
-    """Flags are text here: `load` knows what each may be, wherever it comes from."""
-    config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file of settings.")]
+    """All flags are text here: `load` validates a setting in the same way, wherever it comes from."""
+    config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")]
     parameters = [_parameter("config", config)]
     for field in msgspec.structs.fields(Settings):
         option = typer.Option(
@@ -46,7 +46,7 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _metavar(kind: Any) -> str:
-    """A bounded number is Annotated[int, Meta(...)]."""
+    """The type of a bounded number is Annotated[int, Meta(...)]."""
     return "NUMBER" if getattr(kind, "__origin__", kind) is int else "TEXT"
 
 
@@ -59,7 +59,7 @@ def _default(value: object) -> str | bool:
 
 
 def settings_table() -> str:
-    """The table of docs/reference/settings.md."""
+    """The table in docs/reference/settings.md."""
     lines = ["| flag | environment and file | default | meaning |", "|---|---|---|---|"]
     for field in msgspec.structs.fields(Settings):
         name = field.name

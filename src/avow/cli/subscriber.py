@@ -6,19 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from avow.cli.api import Api, path_of
+from avow.cli.cluster_api import Api, path_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TokenOption
-from avow.cli.show import console, number, plain, print_json, table
+from avow.cli.output import console, number, plain, print_json, table
 from avow.errors import InvalidRequest
 
-app = typer.Typer(help="Subscribers' cursors: list, show, move, reset, remove.", no_args_is_help=True)
+app = typer.Typer(help="List, move, reset and remove subscribers.", no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 PlacesArgument = Annotated[
-    list[str], typer.Argument(metavar="[LANE:]VERSION...", help="5, 0:5, start or end.", show_default=False)
+    list[str],
+    typer.Argument(
+        metavar="[LANE:]VERSION...",
+        help="New position: a version (5), lane:version (0:5), start or end.",
+        show_default=False,
+    ),
 ]
 HoldOption = Annotated[
-    bool | None, typer.Option("--hold/--no-hold", help="Nothing after the cursor may be removed.", show_default=False)
+    bool | None,
+    typer.Option("--hold/--no-hold", help="Keep all messages after the cursor from being removed.", show_default=False),
 ]
 
 
@@ -30,7 +36,7 @@ def list_subscribers(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """List the subscribers of a queue and how far behind its end each one is."""
+    """List the subscribers of a queue, and how many messages each one is behind."""
     cluster = Api(api, token=token, ca=ca)
     found = cluster.get(path_of("queues", queue, "subscribers"))
     if as_json:
@@ -73,7 +79,7 @@ def move(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Move a cursor forward, or make a new one. A place behind the cursor changes nothing."""
+    """Move a cursor forward, or create a subscriber. A version before the cursor changes nothing."""
     _put(Api(api, token=token, ca=ca), queue, name, places, hold=hold, reset=False, as_json=as_json)
 
 
@@ -88,7 +94,7 @@ def reset(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Set a cursor anywhere, also back: what follows will be read again."""
+    """Set a cursor to any version. If it moves back, the messages after it are read again."""
     _put(Api(api, token=token, ca=ca), queue, name, places, hold=hold, reset=True, as_json=as_json)
 
 
@@ -101,9 +107,9 @@ def remove(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Forget a subscriber; what it held may be removed."""
+    """Remove a subscriber. Messages that it held may then be removed."""
     answer = Api(api, token=token, ca=ca).call("DELETE", path_of("queues", queue, "subscribers", name))
-    print_json(answer) if as_json else typer.echo(f"{queue} has forgotten subscriber {name}")
+    print_json(answer) if as_json else typer.echo(f"subscriber {name} of {queue} is removed")
 
 
 def _put(
@@ -118,14 +124,14 @@ def _put(
 
 
 def _versions(cluster: Api, queue: str, places: list[str]) -> dict[str, int]:
-    """`start` and `end` alone mean every lane; a version alone means the only lane."""
+    """`start` and `end` without a lane mean every lane. A version without a lane needs a queue with one lane."""
     lanes: list[dict[str, Any]] = cluster.get(path_of("queues", queue))["lanes"]
     versions: dict[str, int] = {}
     for place in places:
         named, _, where = place.rpartition(":")
         if not named and where.isdigit() and len(lanes) != 1:
             raise InvalidRequest(
-                f"{queue} has {len(lanes)} lanes, so {place!r} needs one, such as 0:{place}; nothing was changed"
+                f"{queue} has {len(lanes)} lanes, so {place!r} must name one, such as 0:{place}; nothing was changed"
             )
         chosen = [lane for lane in lanes if not named or str(lane["lane"]) == named]
         if not chosen:
@@ -142,7 +148,7 @@ def _version(where: str, lane: dict[str, Any]) -> int:
     if where == "end":
         return int(lane.get("end") or 0)
     if not where.isdigit():
-        raise InvalidRequest(f"{where!r} is not a version, start or end; nothing was changed")
+        raise InvalidRequest(f"{where!r} is neither a version nor start or end; nothing was changed")
     return int(where)
 
 
@@ -150,7 +156,7 @@ def _print(subscriber: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(subscriber)
     else:
-        held = ", holds" if subscriber.get("hold") else ""
+        held = ", holds messages after it" if subscriber.get("hold") else ""
         typer.echo(f"{subscriber['name']} is at {_places(subscriber)} (lane:version){held}")
 
 

@@ -1,7 +1,7 @@
-"""`avow tail`: messages as they come. With a subscriber, a cursor in the queue remembers how far it got.
+"""`avow tail`: print messages as they arrive. With a subscriber, the queue stores how far it has read.
 
-Whoever tails for a subscriber is its reader: a second one takes over, and the first ends with FENCED. Members share the
-lanes. `--no-commit` looks at what the subscriber would get next, and takes nothing away from it.
+A tail with `--subscriber` becomes the subscriber's reader: a second one takes over, and the first ends with FENCED.
+Members share the lanes. `--no-commit` prints what the subscriber would get next without becoming its reader.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from avow.cli.messages import Printer, form_of
+from avow.cli.connecting_client import reachable
+from avow.cli.message_output import Printer, form_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
 from avow.cli.read import ValuesOption
-from avow.cli.session import reachable
 from avow.errors import UnknownSubscriber
 
 if TYPE_CHECKING:
@@ -31,21 +31,28 @@ def tail(
     subscriber: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Start at its cursor, and move it behind what was printed.", show_default=False
+            metavar="NAME",
+            help="Start at this subscriber's cursor, and move it past printed messages.",
+            show_default=False,
         ),
     ] = "",
     member: Annotated[
         str,
-        typer.Option(metavar="NAME", help="With a subscriber: share its lanes with other members.", show_default=False),
+        typer.Option(
+            metavar="NAME", help="Join the subscriber under this name and share its lanes.", show_default=False
+        ),
     ] = "",
-    commit: Annotated[bool, typer.Option(help="With a subscriber: move its cursor.")] = True,
+    commit: Annotated[bool, typer.Option(help="Move the subscriber's cursor.")] = True,
     after: Annotated[
-        int | None, typer.Option(min=0, help="Start behind this version; 0: the oldest.", show_default="what is new")
+        int | None,
+        typer.Option(min=0, help="Start after this version; 0 starts at the oldest.", show_default="new messages"),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--max", min=1, help="End after so many.", show_default="never")] = None,
-    lane: Annotated[int | None, typer.Option(min=0, help="Only this lane.", show_default="all")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--max", min=1, help="Stop after this many messages.", show_default="never")
+    ] = None,
+    lane: Annotated[int | None, typer.Option(min=0, help="Read only this lane.", show_default="all")] = None,
     observe: Annotated[
-        bool, typer.Option("--observe", help="Of a pub-sub queue: what its peers enqueue, store and commit.")
+        bool, typer.Option("--observe", help="Show what the peers of a pub-sub queue enqueue, store and commit.")
     ] = False,
     values_only: ValuesOption = False,
     timeout_s: TimeoutOption = 30.0,
@@ -54,16 +61,17 @@ def tail(
     token: TokenOption = "",
     ca: CaOption = "",
 ) -> None:
-    """Follow a queue until Ctrl-C. A peer that dies is replaced by another; nothing is skipped.
+    """Print messages as they arrive, until Ctrl-C.
 
-    A subscriber's cursor moves after printing, so a message may be printed again after a crash, and none is missed.
+    If the peer fails, the next one is used and no message is skipped. A subscriber's cursor moves after printing, so
+    after a crash a message may be printed again, but none is missed.
     """
     _check(subscriber, member, commit=commit, after=after, lane=lane, observe=observe)
     printer = Printer(form_of(as_json=as_json, values_only=values_only), limit=limit)
     known = reachable(api, token=token, ca=ca, timeout_s=timeout_s)
 
     async def follow() -> None:
-        import avow  # the client is for these commands alone
+        import avow  # only these commands need the client
 
         async with await avow.connect(known, token=token or None, ca=ca or None, timeout_s=timeout_s) as client:
             if observe:
@@ -75,24 +83,24 @@ def tail(
                 start = await (_cursor(handle, subscriber) if subscriber else _start(handle, after))
                 await _follow(handle, printer, start=start, lane=lane)
 
-    asyncio.run(follow())  # Ctrl-C cancels it, which closes every channel
+    asyncio.run(follow())  # Ctrl-C cancels the coroutine, which closes every channel
 
 
 def _check(subscriber: str, member: str, *, commit: bool, after: int | None, lane: int | None, observe: bool) -> None:
     if subscriber and after is not None:
-        raise typer.BadParameter("--after and --subscriber both say where to start; give one")
+        raise typer.BadParameter("--after and --subscriber both set where to start; give only one of them")
     if (member or not commit) and not subscriber:
-        raise typer.BadParameter("--member and --no-commit go with --subscriber")
+        raise typer.BadParameter("--member and --no-commit need --subscriber")
     if lane is not None and subscriber and commit:
-        raise typer.BadParameter("a subscriber reads the lanes that are its own; --lane goes with --no-commit")
+        raise typer.BadParameter("a subscriber reads all lanes assigned to it; use --lane only with --no-commit")
     if observe and (subscriber or after is not None or lane is not None):
-        raise typer.BadParameter("--observe shows the whole queue as it is now; it goes with --max and --json only")
+        raise typer.BadParameter("--observe shows the whole queue; it can only be combined with --max and --json")
 
 
 async def _follow(queue: Queue, printer: Printer, *, start: dict[int, int], lane: int | None) -> None:
     async for batch in queue.follow(after=start, lane=lane):
         printer.print(batch)
-        if not printer.room:
+        if not printer.remaining:
             return
 
 
@@ -104,12 +112,12 @@ async def _subscribe(client: Client, queue: str, printer: Printer, *, subscriber
                 await batch.commit()
             elif last:
                 await client.queue(queue).move_cursor(subscriber, {batch.lane: last})
-            if not printer.room:
+            if not printer.remaining:
                 return
 
 
 async def _start(queue: Queue, after: int | None) -> dict[int, int]:
-    """New lanes of a pub-sub queue are read from their beginning in any case."""
+    """The start of each existing lane. A pub-sub lane opened later is always read from its beginning."""
     lanes = (await queue.info()).lanes
     return {lane.lane: lane.end if after is None else max(after, lane.trimmed_to) for lane in lanes}
 

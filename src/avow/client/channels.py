@@ -1,34 +1,33 @@
-"""Opening channels to peers, and what their ends mean.
+"""Opens channels to peers, and interprets how they end.
 
-A channel lives on the peer it was opened at. When its socket is lost, dialling that peer again takes it up where it
-was, with nothing lost and nothing to ask. That is worth a moment and no more: a peer that is dead refuses connections,
-a cluster goes on without it, and so should its clients. So a lost socket is dialled again for about a second, and less
-if the connection is refused twice; then the channel is over, and whoever opened it goes to another peer.
+A channel is bound to the peer it was opened at. If its socket is lost, reconnecting to that peer resumes it without
+loss. A client tries this only briefly: a dead peer refuses connections, and the cluster continues without it. It
+reconnects for about a second, or until two connections are refused; then the channel ends, and its owner opens a new
+one at another peer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlencode
 
-from avow.channel.dialing import open_channel
-from avow.channel.frames import EndCode
-from avow.channel.websocket import Patience
+from avow.channel.connector import open_channel
+from avow.channel.protocol.frames import EndCode
+from avow.channel.transports.websocket_handshake import Patience
 from avow.client.routing import Backoff
 from avow.errors import AvowError, ChannelFailed, Offline, UnknownQueue
-from avow.wire.failures import errors_from
+from avow.wire.error_body import errors_from
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from avow.channel.endpoint import Channel
-    from avow.channel.protocol import Bounds
-    from avow.channel.sockets import Socket, SocketUser
+    from avow.channel.protocol.events import Bounds
+    from avow.channel.transports.socket import Socket, SocketUser
     from avow.client.cluster import Cluster
-    from avow.client.links import Link
+    from avow.client.peer_connection import PeerConnection
 
 T = TypeVar("T")
 
@@ -40,17 +39,17 @@ _PATIENCE: Final = Patience(ping_s=2.0, silent_s=6.0, close_s=1.0, handshake_s=O
 
 async def open_at(
     cluster: Cluster,
-    link: Link,
+    peer: PeerConnection,
     parameters: Mapping[str, str],
     *,
     bounds: Bounds | None = None,
     begin: Callable[[Channel], None] | None = None,
 ) -> Channel:
-    """A channel to this peer. `begin` sets its hooks before anything can come.
+    """Open a channel to this peer. `begin` sets its hooks before anything can arrive.
 
-    Raises what the peer refuses it with, Offline when it cannot be reached.
+    Raises the peer's refusal, or Offline if it cannot be reached.
     """
-    dial = Dial(cluster, link, f"/v1/channel?{urlencode(parameters)}")
+    dial = Dialer(cluster, peer, f"/v1/channel?{urlencode(parameters)}")
 
     def ready(channel: Channel) -> None:
         dial.channel = channel
@@ -61,62 +60,62 @@ async def open_at(
     try:
         channel = await open_channel(dial, bounds=bounds, patience_s=OPEN_S, begin=ready)
     except ChannelFailed as failed:
-        raise refusal_in(failed) or Offline(f"{link.address.url}: {failed}") from failed
-    link.answered()
+        raise refusal_in(failed) or Offline(f"{peer.address.url}: {failed}") from failed
+    peer.answered()
     return channel
 
 
 async def open_somewhere(
     cluster: Cluster,
-    open_to: Callable[[Link], Awaitable[T]],
+    open_to: Callable[[PeerConnection], Awaitable[T]],
     *,
     deadline: float,
     preferred: int = 0,
-    after: Link | None = None,
+    after: PeerConnection | None = None,
 ) -> T:
-    """What `open_to` gives for the first peer it can be had from; `preferred` is asked first, `after` last.
+    """Try `open_to` with one peer after another and return the first result; `preferred` is tried first, `after` last.
 
-    Raises what no other peer would say otherwise, at the deadline what the last one said.
+    Raises a refusal that is the same at every peer, or at the deadline the last peer's error.
     """
     backoff, unknown_count = Backoff(cluster.random), 0
     while True:
         cluster.require_open()
-        link = cluster.choose(preferred=preferred, after=after)
+        peer = cluster.choose(preferred=preferred, after=after)
         try:
-            return await open_to(link)
+            return await open_to(peer)
         except AvowError as error:
-            # A peer that has not heard of a new queue yet says so too: it counts when every peer says it.
+            # A peer that lags may not know a new queue yet: UnknownQueue counts when every peer answers it.
             unknown = isinstance(error, UnknownQueue)
             unknown_count += unknown
-            if is_final(error) and (not unknown or unknown_count >= len(cluster.links)):
+            if is_final(error) and (not unknown or unknown_count >= len(cluster.peers)):
                 raise
-            if monotonic() >= deadline:
+            if cluster.now() >= deadline:
                 raise
             preferred = cluster.follow_hint(error)
-        after = link
+        after = peer
         await asyncio.sleep(backoff.next_s(named=preferred > 0))
 
 
-class Dial:
-    """Sockets to one peer, for one channel: the first, and others for a short while after each loss."""
+class Dialer:
+    """Opens the sockets of one channel to one peer: the first, and new ones for a short time after each loss."""
 
-    def __init__(self, cluster: Cluster, link: Link, target: str) -> None:
-        self._cluster, self._link, self._target = cluster, link, target
+    def __init__(self, cluster: Cluster, peer: PeerConnection, target: str) -> None:
+        self._cluster, self._peer, self._target = cluster, peer, target
         self.channel: Channel | None = None
         self._opened = False
-        self._since = 0.0  # of the loss; 0: none
+        self._since = 0.0  # time of the loss; 0: none
         self._refused_count = 0
 
     async def __call__(self, user: SocketUser) -> Socket:
         left_s = OPEN_S
         if self._opened:
-            self._since = self._since or monotonic()
-            left_s = RESUME_S - (monotonic() - self._since)
+            self._since = self._since or self._cluster.now()
+            left_s = RESUME_S - (self._cluster.now() - self._since)
             if left_s <= 0:
-                self._give_up("it could not be reached again in time")
+                self._give_up(f"reconnecting did not succeed within {RESUME_S:g} s")
         try:
-            socket = await self._link.dial(
-                self._target, Watched(user, self._cluster.sockets), timeout_s=left_s, patience=_PATIENCE
+            socket = await self._peer.dial(
+                self._target, TrackedSocketUser(user, self._cluster.sockets), timeout_s=left_s, patience=_PATIENCE
             )
         except AvowError as error:
             self._failed(error)
@@ -125,23 +124,24 @@ class Dial:
         return socket
 
     def _failed(self, error: AvowError) -> None:
-        """What a peer refuses after it has opened the channel (it was restarted, say) another one may see otherwise."""
+        """After a peer has opened the channel once, another peer may accept what it refuses now, say after a
+        restart."""
         if isinstance(error, Offline):
-            self._link.failed()
+            self._peer.failed()
             self._cluster.refresh_soon()
             self._refused_count += isinstance(error.__cause__, ConnectionRefusedError)
         if self._opened and (is_final(error) or self._refused_count >= _REFUSED_MAX):
             self._give_up(str(error))
 
     def _give_up(self, why: str) -> None:
-        text = f"the socket to {self._link.address.url} was lost: {why}"
+        text = f"the socket to {self._peer.address.url} was lost: {why}"
         if self.channel is not None:
             self.channel.end(EndCode.EXPIRED, text=text)
-        raise Offline(f"{text}; ask another peer")
+        raise Offline(f"{text}; nothing more was sent. Open a channel at another peer")
 
 
-class Watched:
-    """A socket's user, seen to by the client, which closes all sockets when it is closed."""
+class TrackedSocketUser:
+    """Wraps a socket's user so that the client can close all sockets when it is closed."""
 
     __slots__ = ("_sockets", "_user")
 
@@ -164,13 +164,13 @@ class Watched:
 
 
 def refusal_in(failed: ChannelFailed) -> AvowError | None:
-    """The error that the peer ended the channel with; None when it was none of its own."""
+    """The error with which the peer ended the channel; None if the peer did not refuse it."""
     if failed.reason not in ("REFUSED", "MOVED") or not failed.name:
         return None
-    said = str(failed).partition(f"{failed.reason}: ")[2].rpartition("; ")[0]  # what the peer said, of all that was
-    return errors_from(failed.name, said or str(failed), {})
+    text = str(failed).partition(f"{failed.reason}: ")[2].rpartition("); ")[0]  # the peer's part of the message
+    return errors_from(failed.name, text or str(failed), {})
 
 
 def is_final(error: AvowError | None) -> bool:
-    """Definite, and no other peer would say otherwise."""
+    """Whether the error is definite and the same at every peer."""
     return error is not None and error.definite and not error.retriable

@@ -1,10 +1,10 @@
-"""Records in the files of a peer on this machine, instead of through a socket (see `wire.places`).
+"""Reads records from the files of a peer on this machine instead of through a socket (see `wire.places`).
 
-A file that is full is mapped: its bytes go from the kernel's cache to whoever reads the columns, and nobody copies
-them. The one that is still being written is read instead. A map keeps its file alive when retention removes it.
+A full file is memory-mapped: its columns are read from the kernel's page cache without a copy. The file that is still
+being written is read with `pread`. A mapping stays valid when retention deletes the file.
 
-Whether a path means the peer's file at all is not known before a record there was compared with the peer's word. Any
-difference raises `NotHere`, and the reader asks the peer for bytes.
+A path may name a different file on this machine. So each record header is compared with the one the peer sent; any
+difference raises `NotLocal`, and the reader requests the bytes from the peer.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from avow.wire.ranges import Range
 from avow.wire.record import HEADER_SIZE_BYTES, read_record, record_size
 
 
-class NotHere(Exception):
-    """The file is another one here, or gone, or not to be read by this user."""
+class NotLocal(Exception):
+    """The file is a different one on this machine, or does not exist, or is not readable for this user."""
 
 
 class LocalFiles:
-    """The maps of one reader. They go with the arrays over them."""
+    """The memory maps of one reader. A map is freed with the last array that points into it."""
 
     def __init__(self) -> None:
         self._maps: dict[str, memoryview] = {}
 
     def ranges(self, places: Places) -> list[Range]:
-        """Verified, as if they had been received. Raises NotHere."""
+        """The ranges, verified like received ones. Raises NotLocal."""
         wanted = {places.files[one.file][0] for one in places.ranges}
         self._maps = {path: view for path, view in self._maps.items() if path in wanted}
         try:
             return [self._range(places, one) for one in places.ranges]
         except (OSError, ValueError, Malformed) as error:
-            raise NotHere(str(error)) from error
+            raise NotLocal(str(error)) from error
 
     def _range(self, places: Places, one: PlacedRange) -> Range:
         path, full = places.files[one.file]
         size = record_size(one.header)
         record = self._mapped(path)[one.at : one.at + size] if full else _read(path, size=size, at=one.at)
         if len(record) < size or record[:HEADER_SIZE_BYTES] != one.header:
-            raise NotHere(f"{path} has another record at {one.at}")
+            raise NotLocal(f"{path} has a different record at offset {one.at}")
         read_record(record)  # the checksum of the body
         return Range(places.lane, one.first_version, one.offset, one.count, record)
 

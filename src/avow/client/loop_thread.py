@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for callers that have none.
+"""An event loop in its own thread, for callers without one.
 
-Work is handed over in two ways. `run` waits for a coroutine, as long as it takes. `post` does not wait: calls posted
-before the loop looks again are run together, in order, so that many small ones cost one hand-over.
+`run` submits a coroutine and waits for its result; `call` does the same for a plain function. `post` does not wait:
+calls posted before the loop's next turn run together, in order, so many small calls cost one thread switch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import CancelledError
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from avow.errors import InvalidRequest
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _STOP_S: Final = 5.0
 
 
@@ -29,7 +30,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """An event loop in a thread of its own. `run` may be called from any other thread."""
+    """An event loop in its own thread. `run` may be called from any other thread."""
 
     def __init__(self) -> None:
         self._loop = _new_loop()
@@ -37,15 +38,13 @@ class LoopThread:
         self._thread.start()
         self._calls: deque[tuple[Any, ...]] = deque()
         self._woken = False
-        self.generators: set[AsyncGenerator[Any, None]] = (
-            set()
-        )  # begun here and not ended: to be closed before the loop
+        self.generators: set[AsyncGenerator[Any, None]] = set()  # unfinished ones, to be closed before the loop
         self._ending: asyncio.Task[None] | None = None
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        left = asyncio.all_tasks(self._loop)  # of threads that still wait: they hear that the client is closed
+        left = asyncio.all_tasks(self._loop)  # of threads that still wait: they get an error that the client is closed
         for task in left:
             task.cancel()
         if left:
@@ -60,21 +59,33 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         if not self.running:
             work.close()
-            raise InvalidRequest("this client is closed; nothing was sent. Connect again")
+            raise InvalidRequest("this client is closed; nothing was sent. Open a new client")
         if threading.current_thread() is self._thread:
             work.close()
-            raise InvalidRequest("a blocking call on the client's own thread would wait for itself; nothing was sent")
+            raise InvalidRequest(
+                "a blocking call on the client's own thread would deadlock; nothing was sent. Call from another thread"
+            )
         waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return waiting.result()
         except CancelledError:
-            raise InvalidRequest("this client was closed meanwhile; a write may or may not have happened") from None
-        except BaseException:  # an interrupt of the waiting thread: the work must not go on unseen
+            raise InvalidRequest(
+                "the client was closed during this call; a write may or may not have happened. Check its outcome"
+            ) from None
+        except BaseException:  # the waiting thread was interrupted: the work must not continue unobserved
             waiting.cancel()
             raise
 
+    def call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Run a plain function on the loop's thread and wait for it."""
+
+        async def called() -> T:
+            return function(*arguments, **named)
+
+        return self.run(called())
+
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """The end of something that may be collected on any thread, also on the loop's own: that one cannot wait."""
+        """Run clean-up work and wait for it, except on the loop's own thread, which cannot wait."""
         if not self.running:
             work.close()
         elif threading.current_thread() is self._thread:
@@ -83,7 +94,7 @@ class LoopThread:
             self.run(work)
 
     def post(self, call: tuple[Any, ...]) -> None:
-        """Run `call[0](*call[1:])` on the loop; calls posted before it looks are run together, in order."""
+        """Run `call[0](*call[1:])` on the loop without waiting; posted calls run together, in order."""
         self._calls.append(call)
         if not self._woken:
             self._woken = True
@@ -100,3 +111,13 @@ class LoopThread:
         if self.running:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_STOP_S)
+
+
+def begin(work: Coroutine[Any, Any, T]) -> tuple[LoopThread, T]:
+    """Start a thread and run `work` on it; returns both. The thread is stopped if `work` raises."""
+    thread = LoopThread()
+    try:
+        return thread, thread.run(work)
+    except BaseException:
+        thread.stop()
+        raise

@@ -1,16 +1,15 @@
-"""What the peers of a pub-sub queue tell each other, for a client that acts as one of them, or wants to watch.
+"""Replication events of a pub-sub queue, for a client that acts like one of its peers or monitors it.
 
     async for event in client.observe("clicks"):
         match event:
-            case Enqueued(lane, first_version, last_version, batch): ...     # a peer has it, committed or not
-            case Stored(lane, peer, upto_version): ...                       # one more has stored it
-            case Committed(lane, upto_version): ...                          # a quorum has
+            case Enqueued(lane, first_version, last_version, batch): ...     # a peer has stored it, committed or not
+            case Stored(lane, peer, upto_version): ...                       # another peer has stored it
+            case Committed(lane, upto_version): ...                          # a quorum has stored it
 
-Events come from one peer, as it learns of them, in order for each lane: nothing is said to be stored or committed
-before it was enqueued. An observer begins with what is not committed yet. When its channel is over it goes on at
-another peer, which begins in the same way: after a reconnect events may be repeated, and some may be missing. What was
-committed in between is found by reading: versions have no gaps. An observer that is slow holds up the peer's telling,
-not its writing.
+Events come from one peer when it learns of them, in order per lane: Stored and Committed follow Enqueued. The stream
+starts with what is not committed yet. When its channel ends the observer continues at another peer, which starts in the
+same way: after a reconnect events may be repeated or missing. Read the queue to find what was committed in between;
+versions have no gaps. A slow observer delays the peer's events, not its writes.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from avow.client.pushed import pushed
-from avow.client.reading import ReadBatch
+from avow.client.push_stream import pushed
+from avow.client.reader import ReadBatch
 from avow.errors import Malformed
 from avow.wire.ranges import Range
 from avow.wire.record import read_record
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Enqueued(Struct, frozen=True):
-    """A peer has stored it. `batch` is as of reading; not committed, it may vanish."""
+    """A peer has stored the batch. Until it is committed it may disappear."""
 
     lane: int
     first_version: int
@@ -83,20 +82,20 @@ _decode: Final = msgspec.json.Decoder(_Enqueue | _Stored | _Committed).decode
 def read_event(value: memoryview) -> Event:
     """One message of an observer's channel. Raises Malformed."""
     try:
-        said = _decode(value)
-        if isinstance(said, _Stored):
-            return Stored(said.lane, said.peer, said.upto_version)
-        if isinstance(said, _Committed):
-            return Committed(said.lane, said.upto_version)
-        record = memoryview(base64.b64decode(said.batch, validate=True))
+        event = _decode(value)
+        if isinstance(event, _Stored):
+            return Stored(event.lane, event.peer, event.upto_version)
+        if isinstance(event, _Committed):
+            return Committed(event.lane, event.upto_version)
+        record = memoryview(base64.b64decode(event.batch, validate=True))
     except (msgspec.MsgspecError, ValueError) as cause:
         raise Malformed("event of an observer", expected="its JSON", found=f"{bytes(value[:80])!r}") from cause
     read_record(record)
-    count = said.last_version - said.first_version + 1
-    batch = ReadBatch(Range(said.lane, said.first_version, 0, count, record))
-    return Enqueued(said.lane, said.first_version, said.last_version, batch)
+    count = event.last_version - event.first_version + 1
+    batch = ReadBatch(Range(event.lane, event.first_version, 0, count, record))
+    return Enqueued(event.lane, event.first_version, event.last_version, batch)
 
 
 def observed(cluster: Cluster, queue: str) -> AsyncGenerator[Event, None]:
-    """Without end. Raises what a peer refuses, Offline when none can be reached in time."""
+    """An endless stream of events. Raises a peer's refusal, or Offline if none can be reached in time."""
     return pushed(cluster, lambda: {"role": "observer", "queue": queue}, read_event)

@@ -1,12 +1,12 @@
-"""What became of a call: done, refused or unknown, from the bytes of an answer.
+"""Decodes the outcome of a call from an answer: done, refused or unknown.
 
 A peer answers with JSON: the outcome, or one error shape (`{"error": {"code", "message", "definite", ...}}`). A client
-raises the very class the peer raised, found by its code, so that `except NotEqual` works on both sides of the wire and
-the message is the peer's. Codes of a newer peer, and answers of something that is no peer at all (a proxy that says 502
-in HTML), become the nearest class that claims no more than is known: definite only where the answer says so.
+raises the same class that the peer raised, found by its code, with the peer's message, so `except NotEqual` works on
+both sides of the wire. Codes of a newer peer, and answers of a server that is not a peer (a proxy's 502 in HTML),
+become the nearest class that claims no more than is known: definite only if the answer says so.
 
-`Unknown` gets two facts that its class has no constructor for: `write_id`, to ask again with, and for a pub-sub queue
-the `lane` the write was bound to.
+`Unknown` gets two attributes that its constructor does not take: `write_id`, to query the outcome with, and for a
+pub-sub queue the `lane` the write was bound to.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from avow.client.http import Answer, Lost
 from avow.errors import AvowError, Busy, InvalidRequest, Malformed, NotEqual, Offline, Unknown
-from avow.wire.failures import decode_failure
+from avow.wire.error_body import decode_failure
+from avow.wire.http import Answer, Lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Done(Struct, frozen=True, gc=False):
-    """It happened: these versions of this lane are the messages of the call."""
+    """The write is done: the messages have these versions of this lane."""
 
     queue: str
     lane: int
@@ -44,7 +44,7 @@ class Span(Struct, frozen=True, gc=False):
 
 
 class Written(Struct, frozen=True, gc=False):
-    """The body of a 200 to a write; the other fields are those of staged and published writes."""
+    """The body of a 200 answer to a write; `published` is set by publishing a transaction."""
 
     write_id: str = ""
     written: tuple[Span, ...] = ()
@@ -52,14 +52,14 @@ class Written(Struct, frozen=True, gc=False):
 
 
 def reader_of(kind: type[T]) -> Callable[[bytes | bytearray], T]:
-    """Decodes the body of a success. Whatever is not in the words of the API is Malformed, not the decoder's error."""
+    """A decoder for the body of a success. Raises Malformed, not the decoder's own error, for an invalid body."""
     decode = msgspec.json.Decoder(kind).decode
 
     def read(body: bytes | bytearray) -> T:
         try:
             return decode(body)
         except msgspec.MsgspecError as cause:
-            raise Malformed("answer of a peer", expected=kind.__name__, found=f"{bytes(body[:80])!r}") from cause
+            raise Malformed("the answer of a peer", expected=kind.__name__, found=f"{bytes(body[:80])!r}") from cause
 
     return read
 
@@ -68,13 +68,13 @@ read_written: Final = reader_of(Written)
 
 
 def span_of(answer: Answer | Lost) -> Span | Answer | Lost:
-    """Where a write went; or the answer, when it is no success. A success that does not say is as good as no answer."""
+    """The versions of a write; or the answer if it is not a success. An undecodable success counts as no answer."""
     if type(answer) is not Answer or answer.status != 200:
         return answer
     try:
         return read_written(answer.body).written[0]
     except (Malformed, IndexError):
-        return Lost(sent=True, reason=f"HTTP {answer.status} that does not say what was written")
+        return Lost(sent=True, reason=f"HTTP {answer.status} without the versions that were written")
 
 
 def error_of(answer: Answer) -> AvowError:
@@ -84,12 +84,12 @@ def error_of(answer: Answer) -> AvowError:
 
 def _foreign(answer: Answer) -> AvowError:
     text = bytes(answer.body[:200]).decode("utf-8", "replace")
-    said = f"HTTP {answer.status} that is no answer of a peer: {text!r}"
+    summary = f"HTTP {answer.status} from a server that is not an Avow peer: {text!r}"
     if answer.status in (429, 503):
-        return Busy(f"{said}; the call was not passed on. Try again")
+        return Busy(f"{summary}; the call did not reach a peer. Try again")
     if 400 <= answer.status < 500:
-        return InvalidRequest(f"{said}; nothing was changed. Check the address")
-    return Unknown(f"{said}; it may or may not have happened. Repeat it with the same write id")
+        return InvalidRequest(f"{summary}; nothing was changed. Check the address")
+    return Unknown(f"{summary}; the call may or may not have happened. Repeat it with the same write id")
 
 
 def unknown(message: str, *, write_id: bytes, lane: int | None, cause: BaseException | None) -> Unknown:
@@ -100,18 +100,25 @@ def unknown(message: str, *, write_id: bytes, lane: int | None, cause: BaseExcep
 
 
 def final(error: AvowError, *, maybe: bool, write_id: bytes = b"", lane: int | None = None) -> AvowError:
-    """What to raise when no further attempt is made. `maybe`: an earlier attempt may have happened.
+    """The error to raise when no further attempt is made. `maybe`: an earlier attempt may have happened.
 
-    NOT_EQUAL stays definite when the lane has passed the expected version: no attempt that is still on its way can
-    succeed any more, and one that had succeeded would have been answered with its outcome.
+    NOT_EQUAL stays definite if the lane has passed the expected version.
     """
-    if isinstance(error, NotEqual) and error.current > error.expected:
+    if isinstance(error, NotEqual) and is_foreclosed(error):
         return error
     if not maybe and error.definite:
         return error
-    text = f"no attempt was confirmed, the last one said: {error}. It may or may not have happened"
+    text = f"no attempt was confirmed; the call may or may not have happened. Last error: {error}"
     return unknown(text, write_id=write_id, lane=lane, cause=error)
 
 
+def is_foreclosed(error: NotEqual) -> bool:
+    """Whether the lane has passed the expected version: then no attempt in flight can succeed any more, and one that
+    had succeeded would have been answered with its outcome."""
+    return error.current > error.expected
+
+
 def unreachable(peers: str, reason: str) -> Offline:
-    return Offline(f"no peer answered at {peers} ({reason}); nothing was changed. Start one, or check the addresses")
+    return Offline(
+        f"no peer answered at {peers} ({reason}); nothing was changed. Check the addresses and that a peer is running"
+    )

@@ -5,20 +5,21 @@
         await connection.execute(...)
     pledge.outcome
 
-The order is prepare, transaction (barrier row and work, one commit), submit. Whatever fails on the way:
+The order is prepare, transaction (barrier row and work, one commit), submit. If a step fails:
 
-    prepare                 it raises, and nothing has happened here
-    the work, or its commit the own barrier is asked: `rolled back` is a proof, because the question leaves a tombstone.
-                            The pledge is then aborted behind the caller's back. If it says committed after all, the
-                            commit's error was wrong and delivery goes on
-    the barrier's answer    unknown. The coordinator asks the checkback until it knows
+    prepare                 it raises; no work was done
+    the work, or its commit the local barrier is asked. `rolled back` is definite, because asking leaves a tombstone;
+    the
+                            pledge is then aborted in the background. If the barrier says committed, the commit's error
+                            was wrong and delivery continues
+    asking the barrier      the outcome is unknown. The coordinator asks the checkback until it knows
     submit                  committed, pending: the coordinator asks the checkback and delivers
 
-`transaction` speaks with exceptions: an error of the work or of a commit that failed comes out as it is; one that left
-the outcome open is errors.Unknown. `do_and_submit` and `do_and_submit_db` speak with values and raise only what prepare
-raises. `pledge.outcome` is there in both. A pledge is for one transaction.
+`transaction` reports failures as exceptions: an error of the work or of a failed commit is raised unchanged; if the
+outcome is open it raises errors.Unknown. `do_and_submit` and `do_and_submit_db` return outcomes and raise only what
+prepare raises. Both set `pledge.outcome`. A pledge is for one transaction.
 
-Aborts are not waited for: the coordinator would call the checkback of a service that may be busy waiting for it.
+The client does not wait for aborts: the coordinator would call the checkback of a service that may be blocked by it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from avow import errors
 from avow.barrier.key import Question, Verdict
-from avow.client.links import JSON
-from avow.client.metadata import path_of
+from avow.client.descriptions import path_of
+from avow.client.peer_connection import JSON
 from avow.client.pledge_barriers import async_barrier, must_have_transactions
 from avow.client.pledge_draft import Draft, Options
 from avow.client.pledge_outcomes import (
@@ -65,12 +66,12 @@ __all__ = [
 ]
 
 Ask: TypeAlias = Callable[[Question], Verdict | Awaitable[Verdict]]
-RESULT_S: Final = 30.0  # how long a coordinator may take on purpose, where its answer waits for a result
+RESULT_S: Final = 30.0  # how long a coordinator may delay its answer to wait for a result
 ABORT_S: Final = 10.0
 
 
 class PledgeCalls(Draft):
-    """What both faces share: the calls to the coordinator, and what follows from a commit or from an error."""
+    """Shared by the async and the blocking pledge: calls to the coordinator, and handling of commits and errors."""
 
     def __init__(self, cluster: Cluster, gid: str | None, options: Options) -> None:
         super().__init__(gid, options)
@@ -79,9 +80,9 @@ class PledgeCalls(Draft):
         self.outcome: Outcome | None = None
 
     async def prepare(self, checkback: str) -> None:
-        """Make the coordinator remember it. Raises what it was refused with, or errors.Unknown; nothing was done."""
+        """Prepare the pledge at the coordinator. Raises its refusal, or errors.Unknown; no work was done then."""
         if self._checkback:
-            raise errors.InvalidRequest(f"pledge {self.gid} is prepared already; nothing was sent. Begin another")
+            raise errors.InvalidRequest(f"pledge {self.gid} is already prepared; nothing was sent. Begin another")
         await self._send("prepare", self.request(checkback=checkback))
         self._checkback = checkback
 
@@ -89,7 +90,7 @@ class PledgeCalls(Draft):
         return await self._send("submit", self.request(checkback=self._checkback), wait=self._options.wait_result)
 
     async def abort(self) -> Outcome:
-        """Ask the coordinator to end it. It asks the checkback first: a pledge whose transaction committed stays."""
+        """Ask the coordinator to abort the pledge. It asks the checkback first and keeps a committed pledge."""
         try:
             self.outcome = current_outcome(await self._send("abort", b"", wait=True))
         except errors.AlreadyDecided:
@@ -97,7 +98,7 @@ class PledgeCalls(Draft):
         return self.outcome
 
     async def current(self) -> Outcome:
-        """What the coordinator knows of it now. Raises UnknownPledge."""
+        """The pledge's outcome as the coordinator knows it now. Raises UnknownPledge."""
         return current_outcome(read_answer((await self._cluster.call(b"GET", path_of("pledges", self.gid))).body))
 
     async def _send(self, what: str, body: bytes, *, wait: bool = False) -> PledgeAnswer:
@@ -110,11 +111,11 @@ class PledgeCalls(Draft):
         )
         return read_answer(answer.body)
 
-    # ------------------------------------------------------------------------------------- what follows
+    # ------------------------------------------------------------------------------------- outcomes
 
     async def committed(self, *, result: Any = None) -> Committed:
-        """Submit what is known to be committed. Never raises an AvowError: it is committed, whatever is said."""
-        pending = CommittedPending(self.gid, "prepared", "it is not submitted yet", result=result)
+        """Submit a pledge whose transaction is committed. Never raises an AvowError, because it stays committed."""
+        pending = CommittedPending(self.gid, "prepared", "not submitted yet", result=result)
         self.outcome = pending
         try:
             outcome = committed_outcome(await self.send_submit(), result=result)
@@ -126,14 +127,14 @@ class PledgeCalls(Draft):
         return outcome
 
     async def decided(self, error: Exception, verdict: Verdict | Exception) -> Outcome:
-        """After the work or its commit raised `error`, and the barrier said this, or could not be asked."""
+        """The outcome after the work or its commit raised `error`; `verdict` is the barrier's answer or its error."""
         if verdict is Verdict.SUCCESS:
             return await self.committed()
         if verdict is Verdict.FAILURE:
             self.outcome = RolledBack(self.gid, error, str(error))
         else:
-            said = "its transaction is still open" if verdict is Verdict.ONGOING else f"asking failed: {verdict}"
-            self.outcome = OutcomeUnknown(self.gid, error, f"{error}; {said}")
+            reason = "its transaction is still open" if verdict is Verdict.ONGOING else f"asking the barrier: {verdict}"
+            self.outcome = OutcomeUnknown(self.gid, error, f"{error}; {reason}")
         self.abandon()
         return self.outcome
 
@@ -142,27 +143,28 @@ class PledgeCalls(Draft):
         self.abandon()
 
     def abandon(self) -> None:
-        """Have the checkback asked soon, without waiting for what comes of it. On the client's loop."""
+        """Ask the coordinator in the background to abort, so that it asks the checkback soon. On the client's loop."""
         if not self._cluster.closed:
             self._cluster.spawn(self._abort_quietly())
 
     async def _abort_quietly(self) -> None:
-        with suppress(errors.AvowError):  # the checkback is asked in any case, only later
+        with suppress(errors.AvowError):  # the coordinator asks the checkback in any case, only later
             await self._cluster.call(b"POST", path_of("pledges", self.gid, "abort"), wait_s=RESULT_S, timeout_s=ABORT_S)
 
-    def settle(self, error: Exception, outcome: Outcome, *, worked: bool) -> None:
-        """What `transaction` makes of a failure: returns if it committed after all, else raises.
+    def report_failure(self, error: Exception, outcome: Outcome, *, worked: bool) -> None:
+        """How `transaction` reports a failure: returns if the transaction committed anyway, otherwise raises.
 
-        `worked`: the caller's block had ended, so the error is the commit's.
+        `worked`: the caller's block had ended, so the error is from the commit.
         """
         if outcome.committed and worked:
             return
         if outcome.committed:
-            error.add_note(f"but the transaction of pledge {self.gid} had been committed, and it is delivered")
+            error.add_note(f"the transaction of pledge {self.gid} was committed nevertheless; the pledge is delivered")
         elif outcome.committed is None and worked:
             raise errors.Unknown(
-                f"the commit of pledge {self.gid} gave no clear answer, and its barrier could not be asked; it may or "
-                "may not have happened. It is delivered if it did: the coordinator asks the checkback"
+                f"the commit for pledge {self.gid} failed ({error}) and its barrier could not be asked; the "
+                "transaction may or may not have committed. If it did, the pledge is delivered: the coordinator asks "
+                "the checkback"
             ) from error
         raise error
 
@@ -178,10 +180,10 @@ class Pledge(PledgeCalls):
 
     @asynccontextmanager
     async def transaction(self, source: Any, *, checkback: str, ask: Ask | None = None) -> AsyncIterator[Any]:
-        """A transaction of SQLAlchemy's asyncio: gives the connection, or the session, to work with.
+        """A transaction of SQLAlchemy's asyncio API: yields the connection or session to work with.
 
-        `checkback` is the URL where the coordinator may ask what became of it. `ask`: asked after an error instead of
-        the source; a `checkback(...)` of the barrier that the service routes too.
+        `checkback` is the URL where the coordinator asks for the transaction's outcome. `ask` is called after an error
+        instead of asking the source's barrier; pass the `checkback(...)` function that the service also routes.
         """
         must_have_transactions(barrier := async_barrier(source, self.gid), source)
         await self.prepare(checkback)
@@ -192,7 +194,7 @@ class Pledge(PledgeCalls):
                 worked = True
         except Exception as error:
             outcome = await self.decided(error, await self._ask(partial(barrier.check_back, source), ask))
-            self.settle(error, outcome, worked=worked)
+            self.report_failure(error, outcome, worked=worked)
         except BaseException:
             self.interrupted()
             raise
@@ -202,7 +204,8 @@ class Pledge(PledgeCalls):
     async def do_and_submit_db(
         self, source: Any, work: Callable[[Any], Awaitable[Any]], *, checkback: str, ask: Ask | None = None
     ) -> Outcome:
-        """`work` gets what `transaction` gives. An exception of it rolls back and is in the outcome."""
+        """`work` receives what `transaction` yields. If it raises, the transaction rolls back and the outcome has the
+        exception."""
         must_have_transactions(async_barrier(source, self.gid), source)
 
         async def within(barrier: Any) -> Any:
@@ -214,9 +217,9 @@ class Pledge(PledgeCalls):
     async def do_and_submit(
         self, source: Any, work: Callable[[Any], Awaitable[Any]], *, checkback: str, ask: Ask | None = None
     ) -> Outcome:
-        """`work` gets the barrier of `source` and ties it to what it does: a script of Redis, a transaction of its own.
+        """`work` receives the barrier of `source` and includes it in its own transaction, or in a Redis script.
 
-        Returned, it is committed. An exception: the barrier is asked whether it is.
+        If `work` returns, it has committed. If it raises, the barrier is asked whether it has committed.
         """
         barrier = async_barrier(source, self.gid)
         await self.prepare(checkback)
@@ -230,9 +233,9 @@ class Pledge(PledgeCalls):
         return await self.committed(result=result)
 
     async def join(self, place: Any, *, checkback: str) -> None:
-        """Prepare, and put the barrier row into the transaction that is open there. Commit it, then `submit`.
+        """Prepare, and insert the barrier row into the open transaction of `place`. Commit that, then call `submit`.
 
-        Refused (AlreadyDecided, AlreadyExists): roll back.
+        If this raises AlreadyDecided or AlreadyExists, roll back.
         """
         barrier = async_barrier(place, self.gid)
         await self.prepare(checkback)
@@ -244,10 +247,10 @@ class Pledge(PledgeCalls):
         self._barrier, self._joined = barrier, place
 
     async def submit(self, *, ask: Ask | None = None) -> Outcome:
-        """Of a plain message, which needs no prepare; or after the commit of the transaction it was joined to.
+        """Submit the pledge: without a prepare as a plain message, or after the commit of the transaction it joined.
 
-        A joined one asks the barrier first: called too early it is refused (InvalidRequest), and called after a
-        rollback it says RolledBack and delivers nothing. May be repeated.
+        After `join` the barrier is asked first: if the transaction is still open this raises InvalidRequest, and if it
+        rolled back this returns RolledBack and nothing is delivered. May be repeated.
         """
         if self._joined is None:
             self.outcome = committed_outcome(await self.send_submit())
@@ -255,19 +258,20 @@ class Pledge(PledgeCalls):
         verdict = await self._ask(partial(self._barrier.check_back, self._joined), ask)
         if isinstance(verdict, errors.InvalidRequest) or verdict is Verdict.ONGOING:
             raise too_early(self.gid, verdict)
-        return await self.decided(errors.AlreadyDecided(f"the transaction of pledge {self.gid} is not there"), verdict)
+        refusal = errors.AlreadyDecided(f"the transaction of pledge {self.gid} was not committed")
+        return await self.decided(refusal, verdict)
 
     async def _ask(self, own: Callable[[], Awaitable[Verdict]], ask: Ask | None) -> Verdict | Exception:
         try:
-            said = own() if ask is None else ask(self.question())
-            return await said if inspect.isawaitable(said) else said
-        except Exception as trouble:  # the edge to a driver: whatever it is, it is no verdict
+            verdict = own() if ask is None else ask(self.question())
+            return await verdict if inspect.isawaitable(verdict) else verdict
+        except Exception as trouble:  # from a database driver: any error means that there is no verdict
             return trouble
 
 
 def too_early(gid: str, cause: Verdict | Exception) -> errors.InvalidRequest:
     refusal = errors.InvalidRequest(
-        f"the transaction that pledge {gid} was joined to is still open; nothing was submitted. Commit it first"
+        f"the transaction that pledge {gid} joined is still open; nothing was submitted. Commit it first"
     )
     refusal.__cause__ = cause if isinstance(cause, Exception) else None
     return refusal

@@ -1,7 +1,7 @@
-"""The barrier that belongs to what a caller works with: an engine, a session, a connection, a Redis or MongoDB client.
+"""Chooses the barrier for a caller's engine, session, connection, Redis client or MongoDB client.
 
-Chosen by the library an object comes from, so that none of them is imported, or needed, unless it is in use. A barrier
-is made before its pledge is prepared: it remembers when, and refuses to begin a day later.
+The choice depends on the library that the object's class comes from, so no library is imported unless it is in use. A
+barrier is created before its pledge is prepared: it records the time, and refuses to begin a day later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LIBRARIES: Final[dict[str, Library]] = {"sqlalchemy": "sqlalchemy", "redis": "r
 
 
 def library_of(source: Any) -> tuple[Library, bool]:
-    """And whether it is for asyncio."""
+    """The library of an object, and whether the object is for asyncio."""
     for kind in type(source).__mro__:
         library = _LIBRARIES.get(kind.__module__.partition(".")[0])
         if library is not None:
@@ -28,8 +28,8 @@ def blocking_barrier(source: Any, gid: str) -> Any:
     library, is_async = library_of(source)
     if is_async:
         raise InvalidRequest(
-            f"{_name(source)} is for asyncio, and this client is not; nothing was sent. Use avow.connect, or a source "
-            "that blocks"
+            f"{_name(source)} is for asyncio, but this client is blocking; nothing was sent. Use avow.connect, or a "
+            "blocking source"
         )
     if library == "sqlalchemy":
         from avow.barrier.sqlalchemy import Barrier as SqlAlchemyBarrier
@@ -58,7 +58,7 @@ def async_barrier(source: Any, gid: str) -> Any:
         from avow.barrier.redis import AsyncBarrier as RedisBarrier
 
         return RedisBarrier(gid)
-    how = "is not known to the barrier" if is_async else "would block the event loop"
+    how = "is not supported by the barrier" if is_async else "would block the event loop"
     raise InvalidRequest(
         f"{_name(source)} {how}; nothing was sent. Use an AsyncEngine, AsyncConnection or AsyncSession of SQLAlchemy, "
         "a client of redis.asyncio, or avow.connect_blocking"
@@ -68,7 +68,7 @@ def async_barrier(source: Any, gid: str) -> Any:
 def must_have_transactions(barrier: Any, source: Any) -> None:
     if not hasattr(barrier, "transaction"):
         raise InvalidRequest(
-            f"{_name(source)} has no transaction that could be opened here; nothing was sent. Use do_and_submit"
+            f"{_name(source)} has no transactions that `transaction` could open; nothing was sent. Use do_and_submit"
         )
 
 

@@ -1,13 +1,14 @@
-"""What is pledged, while it is put together: branches, options, and the request they make.
+"""A pledge while it is built: branches, options, and the request body made of them.
 
-A draft is changed by its own methods, each of which returns it, until it was sent for the first time; from then on its
-gid stands for exactly this content, and a coordinator refuses another.
+The methods of a draft add branches and return the draft, until it is sent for the first time. From then on its gid
+stands for exactly this content, and a coordinator refuses any other.
 
-*Ids.* The gid is drawn here, before anything is sent, so that every request can be repeated: 128 random bits in 22
-letters and digits, without those that people mistake for each other.
+*Ids.* The gid is generated here, before anything is sent, so that every request can be repeated: 128 random bits as 22
+letters and digits, without easily confused ones.
 
-*Headers* go with every branch of a pledge, as in dtm. So `call(headers=...)` is refused where branches have different
-hosts: what one of them is meant to hear, perhaps a password, is no business of the others. Then say `branch_headers`.
+*Headers* are sent with every branch of a pledge, as in dtm. So `call(headers=...)` is refused if branches have
+different hosts: a header for one of them, perhaps a password, must not reach the others. Use `branch_headers` if all
+may see it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Branch(Struct, frozen=True, omit_defaults=True):
 
 
 class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """None: as the coordinator is set. `delay_s` counts from prepare; `not_before` has a time zone."""
+    """None: the coordinator's setting. `delay_s` counts from prepare; `not_before` must have a time zone."""
 
     wait_result: bool = False
     concurrent: bool = False
@@ -56,7 +57,7 @@ class Options(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PledgeOptions(TypedDict, total=False):
-    """The same as keywords of `client.pledge`."""
+    """`Options` as keyword arguments of `client.pledge`."""
 
     wait_result: bool
     concurrent: bool
@@ -71,45 +72,48 @@ class PledgeOptions(TypedDict, total=False):
 
 class Draft:
     def __init__(self, gid: str | None, options: Options) -> None:
-        self.gid = gid or new_gid()
+        self.gid: str = gid or new_gid()
         self._options = options
         self._branches: list[Branch] = []
         self._headers: dict[str, str] = {}
         self._sealed = False
 
     def call(self, url: str, payload: Any = None, *, headers: Mapping[str, str] | None = None) -> Self:
-        """A branch: POST of the payload to http(s)://, or a call of grpc://host:port/service/method.
+        """Add a branch: a POST of the payload to http(s)://, or a call of grpc://host:port/service/method.
 
-        Bytes and text go as they are, anything else as JSON; no payload is a GET. Called until it answers 2xx.
+        Bytes and text are sent unchanged, anything else as JSON; without a payload it is a GET. It is called until it
+        answers 2xx.
         """
         for name, value in (headers or {}).items():
             if self._headers.setdefault(name, value) != value:
-                raise InvalidRequest(f"header {name!r} has two values; nothing was sent. Headers go with every branch")
+                raise InvalidRequest(
+                    f"header {name!r} has two different values; nothing was sent. Headers are sent with every branch"
+                )
         return self._add(url, payload)
 
     def publish(self, queue: str, payload: Any, *, key: bytes | str | None = None) -> Self:
-        """A message of a queue of this cluster, exactly once."""
+        """Add a branch: a message to a queue of this cluster, written exactly once."""
         named = quote(queue, safe="")
         return self._add(f"queue://{named}?key={quote(key, safe='')}" if key else f"queue://{named}", payload)
 
     def topic(self, name: str, payload: Any = None) -> Self:
-        """One branch for each URL that subscribes to this topic when the pledge is first seen."""
+        """Add one branch per URL that is subscribed to this topic when the coordinator first sees the pledge."""
         return self._add(f"topic://{name}", payload)
 
     def _add(self, url: str, payload: Any) -> Self:
         if self._sealed:
             raise InvalidRequest(
-                f"pledge {self.gid} was sent, its content is fixed; nothing was changed. Begin another"
+                f"pledge {self.gid} was already sent and its content is fixed; nothing was changed. Begin another"
             )
         self._branches.append(_branch(url, payload))
         return self
 
     def request(self, *, checkback: str = "") -> bytes:
-        """The body of prepare and submit; the same each time."""
+        """The body of prepare and submit; identical each time."""
         self._sealed = True
         options = self._options
         if options.not_before is not None and options.not_before.tzinfo is None:
-            raise InvalidRequest("not_before needs a time zone, as datetime.now(UTC) has; nothing was sent")
+            raise InvalidRequest("not_before has no time zone; nothing was sent. Use for example datetime.now(UTC)")
         given = msgspec.to_builtins(options)
         given.pop("not_before", None)
         if options.not_before is not None:
@@ -122,8 +126,8 @@ class Draft:
     def _own_headers(self) -> dict[str, str]:
         if self._headers and len({urlsplit(branch.url)[:2] for branch in self._branches}) > 1:
             raise InvalidRequest(
-                "headers go with every branch of a pledge, and these branches have different hosts; nothing was sent. "
-                "Give them as branch_headers of the pledge if all may see them"
+                "headers are sent with every branch of a pledge, but these branches have different hosts; nothing was "
+                "sent. If all hosts may see them, pass them as branch_headers of the pledge"
             )
         return self._headers
 

@@ -1,14 +1,14 @@
-"""What became of a pledge, as values that can be told apart.
+"""The outcomes of a pledge.
 
-    Delivered            committed, and every branch has it
-    CommittedPending     committed; delivery goes on by itself, whatever its first attempts said
-    Stopped              committed, and a person stopped the delivery at the coordinator
-    RolledBack           not committed, and it cannot be any more: nothing is delivered
+    Delivered            committed, and delivered to every branch
+    CommittedPending     committed; the coordinator continues to deliver, whatever the result of the first attempts
+    Stopped              committed, but an operator stopped the delivery at the coordinator
+    RolledBack           not committed, and cannot commit any more: nothing is delivered
     OutcomeUnknown       the commit gave no clear answer and the barrier could not be asked. The coordinator asks the
-                         checkback and acts on what it says; `current()` tells what came of it
+                         checkback and acts on its answer; `current()` returns the outcome then
 
-`committed` is True, False or None. A caller that was refused by a branch, or by the coordinator after its commit, is
-never told that it failed: the transaction is there, and what was pledged will be delivered.
+`committed` is True, False or None. A refusal by a branch, or by the coordinator after the commit, is not reported as a
+failure: the transaction is committed, and the pledge will be delivered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PendingState: TypeAlias = Literal["prepared", "started", "delayed", "ongoing", "
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """`result` is what the work returned."""
+    """`result` is the return value of the work."""
 
     committed: ClassVar[bool | None] = True
     gid: str
@@ -34,8 +34,9 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class CommittedPending:
-    """`state`: prepared (the coordinator did not hear the submit; it will ask the checkback), started, delayed, ongoing
-    (a branch wants time), failing (`reason` says why; it is tried again), dead (given up, until it is redriven)."""
+    """`state`: prepared (the coordinator has not received the submit and will ask the checkback), started, delayed,
+    ongoing (a branch asked for more time), failing (`reason` says why; it is retried), dead (given up until
+    redriven)."""
 
     committed: ClassVar[bool | None] = True
     gid: str
@@ -55,7 +56,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """`error` is what ended the work or its commit; None where only the coordinator was asked."""
+    """`error` is the exception of the work or its commit; None if only the coordinator was asked."""
 
     committed: ClassVar[bool | None] = False
     gid: str
@@ -76,7 +77,8 @@ Outcome: TypeAlias = Committed | RolledBack | OutcomeUnknown
 
 
 class PledgeAnswer(Struct, frozen=True):
-    """What a coordinator says of a pledge: to prepare and abort the first two, to submit the next, to a look all."""
+    """A coordinator's answer about a pledge. Prepare and abort set `gid` and `status`, submit also `delivery` to
+    `next_at_ms`, a query all fields."""
 
     gid: str
     status: str
@@ -88,7 +90,7 @@ class PledgeAnswer(Struct, frozen=True):
 
 
 class PledgePage(Struct, frozen=True):
-    """A page of a cluster's pledges, newest first. `next_position` is where the next one begins, empty at the end."""
+    """A page of a cluster's pledges, newest first. `next_position` is where the next page starts, empty at the end."""
 
     pledges: tuple[PledgeAnswer, ...] = ()
     next_position: str = ""
@@ -106,7 +108,7 @@ _PENDING: Final[dict[str, PendingState]] = {
 
 
 def committed_outcome(answer: PledgeAnswer, *, result: Any = None) -> Committed:
-    """Of a pledge that is submitted, or whose transaction is known to be committed."""
+    """The outcome of a pledge that is submitted, or whose transaction is known to be committed."""
     why = answer.error or answer.reason or answer.last_error
     if answer.status == "succeeded":
         return Delivered(answer.gid, result)
@@ -117,7 +119,7 @@ def committed_outcome(answer: PledgeAnswer, *, result: Any = None) -> Committed:
 
 
 def current_outcome(answer: PledgeAnswer) -> Outcome:
-    """Of what a coordinator says, to somebody who knows nothing of the transaction."""
+    """The outcome according to the coordinator, for a caller that knows nothing about the transaction."""
     if answer.status == "prepared":
         return OutcomeUnknown(answer.gid, reason="prepared: neither submitted nor decided by its checkback")
     if answer.status == "failed":

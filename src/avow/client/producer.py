@@ -1,22 +1,21 @@
-"""Streaming into a queue: many messages on their way, one word for all of them.
+"""Streams messages into a queue; one commit acknowledges all messages before it.
 
     async with client.producer("orders") as producer:
         await producer.send(b"value", key=b"customer 7")
-        await producer.commit()         # everything sent before is in the queue: a quorum has it, each message once
+        await producer.commit()         # everything sent before is stored on a quorum, each message once
 
-Messages of one turn of the event loop become one record per lane, and records travel over a channel to a peer, whose
-acknowledgement of a commit means that a quorum has stored them. Nobody waits for single messages: `send` waits only
-while too much is unacknowledged, and the producer commits by itself often enough that acknowledgements keep coming.
+Messages of one turn of the event loop become one record per lane. Records go over a channel to a peer, whose
+acknowledgement of a commit means that a quorum has stored them. `send` waits only while too much is unacknowledged; the
+producer issues commits itself often enough that acknowledgements keep arriving.
 
         turn of the loop          Window                     Channel                    peer
     send ─► open batches ─► waiting ── given ──────────► records, commits ─────────► quorum
-                               ▲         │ acknowledged: gone
-                               └─────────┘ the channel failed: `settling`, then another one
+                               ▲         │ acknowledged: removed
+                               └─────────┘ the channel failed: find the outcomes, then open another
 
-A channel that fails is the producer's business, not its caller's. What may have happened is found out with the write
-ids of the records, in their order; then a channel to another peer goes on. A caller hears of it only if that takes
-longer than the client's timeout, or something is refused for good: ChannelFailed, with every message that is not known
-to be in the queue.
+The producer handles failed channels itself. It finds the outcome of records that may have been stored by their write
+ids, in order, and continues over a channel to another peer. Only if that takes longer than the client's timeout, or a
+peer refuses definitely, the caller gets ChannelFailed with every message that is not known to be in the queue.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import Struct
 
 from avow import limits
-from avow.client.batching import Batch, Headers
-from avow.client.carrying import Carrier
-from avow.client.columns import columns_of, split
-from avow.client.metadata import queue_path
+from avow.client.batches import Batch, Headers
+from avow.client.descriptions import queue_path
+from avow.client.lane_batcher import RECORD_SIZE_BYTES, LaneBatcher
+from avow.client.message_columns import columns_of, split
 from avow.client.outcomes import Span, read_written
-from avow.client.saved import Saved, Store
-from avow.client.turn import RECORD_SIZE_BYTES, Turn
-from avow.client.window import UNBOUND, Sent, Window, message_of
+from avow.client.pending_store import PendingRecordStore, Store
+from avow.client.producer_connection import ProducerConnection
+from avow.client.window import UNBOUND, ProducerRecord, Window, message_of
 from avow.errors import AvowError, ChannelFailed, InvalidRequest
 
 if TYPE_CHECKING:
     from avow.client.cluster import Cluster
-    from avow.client.outbox import Outbox
+    from avow.client.write_buffer import WriteBuffer
     from avow.wire.record import Buffer
 
 
 class Written(Struct, frozen=True, gc=False):
-    """Messages of one producer in one lane, from the first to the last."""
+    """The versions of a producer's first and last message in one lane, and how many messages it has there."""
 
     lane: int
     first_version: int
@@ -57,26 +56,28 @@ class Written(Struct, frozen=True, gc=False):
 
 
 class Producer:
-    """Made by `Client.producer`. Belongs to the client's event loop; used as a context, which commits at its end."""
+    """Made by `Client.producer`, for the client's event loop. A context manager: it commits at the end of the block."""
 
     def __init__(
         self,
         cluster: Cluster,
-        outbox: Outbox,
+        buffer: WriteBuffer,
         *,
         store: Store | None = None,
         pending_count: int = limits.CHANNEL_PENDING_COUNT,
         pending_bytes: int = limits.CHANNEL_PENDING_SIZE_BYTES,
     ) -> None:
-        self._cluster, self._outbox, self._store = cluster, outbox, store
+        self._cluster, self._buffer, self._store = cluster, buffer, store
         self._window = Window(count_max=pending_count, size_bytes_max=pending_bytes)
-        self._saved: Saved | None = None
-        self._carrier = Carrier(cluster, outbox, self._window, on_progress=self._progressed, on_fail=self._fail)
+        self._pending_store: PendingRecordStore | None = None
+        self._connection = ProducerConnection(
+            cluster, buffer, self._window, on_progress=self._progressed, on_fail=self._fail
+        )
         self._loop = asyncio.get_running_loop()
-        self._turn = Turn(outbox.queue)
+        self._batcher = LaneBatcher(buffer.queue)
         self._sent_count = 0
         self._suspended = self._scheduled = False
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # commits, by the record they wait for
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # commits, by the last record they cover
         self._senders: deque[asyncio.Future[None]] = deque()
         self._failure: ChannelFailed | None = None
         self._stage = "new"
@@ -92,13 +93,13 @@ class Producer:
         time_ms: int | None = None,
         lane: int | None = None,
     ) -> None:
-        """One message. Returns at once unless too much is unacknowledged; it is in the queue when a commit says so."""
+        """Send one message. Waits only while too much is unacknowledged; the message is in the queue after a commit."""
         if self._suspended or self._stage != "open":
             await self.writable()
         full = self._put(value, key, headers, time_ms, lane)
         if full is not None:
             self._close(full)
-            await asyncio.sleep(0)  # let it leave
+            await asyncio.sleep(0)  # let the loop send it
 
     async def send_many(
         self,
@@ -109,20 +110,20 @@ class Producer:
         times: Sequence[int] | None = None,
         lane: int | None = None,
     ) -> None:
-        """Many messages, in records of a good size. Cancelled halfway, those before have been sent."""
+        """Send many messages, in records of an efficient size. If cancelled, the messages before that were sent."""
         await self.writable()
         columns = columns_of(values, keys=keys, headers=headers, times=times)
-        for number, rows in self._turn.groups(len(values), keys=keys, lane=lane):
-            for span in split(columns.sizes(rows), room_bytes=RECORD_SIZE_BYTES):
+        for number, rows in self._batcher.groups(len(values), keys=keys, lane=lane):
+            for span in split(columns.sizes(rows), size_bytes_max=RECORD_SIZE_BYTES):
                 await self.writable()
                 self._close(number)
                 batch = Batch(deadline=0.0)
                 columns.fill(batch, rows[span.start : span.stop])
-                self._turn.open[number] = batch
+                self._batcher.open[number] = batch
                 self._close(number)
                 self._sent_count += len(span)
                 self._schedule()
-                await asyncio.sleep(0)  # let it leave
+                await asyncio.sleep(0)  # let the loop send it
 
     def check(
         self,
@@ -133,8 +134,8 @@ class Producer:
         time_ms: int | None = None,
         lane: int | None = None,
     ) -> None:
-        """Raises what is wrong with a message. May be called on any thread."""
-        self._turn.check(value, key=key, headers=headers, time_ms=time_ms, lane=lane)
+        """Validate a message; raises if it is invalid. May be called on any thread."""
+        self._batcher.check(value, key=key, headers=headers, time_ms=time_ms, lane=lane)
 
     def put(
         self,
@@ -145,7 +146,7 @@ class Producer:
         time_ms: int | None = None,
         lane: int | None = None,
     ) -> None:
-        """As `send`, without waiting, for who has looked at `suspended`: it may go beyond the limit by this one."""
+        """Like `send`, but never waits: check `suspended` first, or this message may exceed the limit."""
         self._require_open()
         full = self._put(value, key, headers, time_ms, lane)
         if full is not None:
@@ -154,13 +155,13 @@ class Producer:
     def _put(
         self, value: Buffer, key: bytes | None, headers: Headers | None, time_ms: int | None, lane: int | None
     ) -> int | None:
-        """The lane, if what waits for it is a whole record now."""
+        """Add a message to its lane's batch. Returns the lane if the batch is full."""
         if not self._scheduled:
             self._schedule()
         if type(value) is bytes and key is None and headers is None and time_ms is None and lane is None:
-            full = self._turn.put_plain(value)
+            full = self._batcher.put_plain(value)
         else:
-            full = self._turn.put(value, key=key, headers=headers, time_ms=time_ms, lane=lane)
+            full = self._batcher.put(value, key=key, headers=headers, time_ms=time_ms, lane=lane)
         self._sent_count += 1
         return full
 
@@ -169,7 +170,7 @@ class Producer:
         return self._suspended
 
     async def writable(self) -> None:
-        """Returns when a message may be sent. Raises ChannelFailed when the producer has failed, or does meanwhile."""
+        """Wait until a message may be sent. Raises ChannelFailed if the producer has failed or fails while waiting."""
         self._require_open()
         while self._suspended:
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -185,40 +186,40 @@ class Producer:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """The end of a turn: what was sent in it becomes records, is saved, and leaves."""
+        """End of a turn: encode its messages as records, store them, and send them."""
         self._scheduled = False
         self._close_all()
-        self._turn.pass_on()
+        self._batcher.pass_on()
         if self._failure is None:
-            self._carrier.pump()
+            self._connection.pump()
 
     def _close_all(self) -> None:
-        for lane in tuple(self._turn.open):
+        for lane in tuple(self._batcher.open):
             self._close(lane)
 
     def _close(self, lane: int) -> None:
-        batch = self._turn.open.pop(lane, None)
+        batch = self._batcher.open.pop(lane, None)
         if batch is None:
             return
         record = batch.encode()
-        if lane == UNBOUND and self._carrier.lane is not None:
-            lane = self._carrier.lane
-        sent = Sent(message_of(record, lane=lane), lane=lane, count=batch.count, write_id=batch.write_id)
+        if lane == UNBOUND and self._connection.lane is not None:
+            lane = self._connection.lane
+        sent = ProducerRecord(message_of(record, lane=lane), lane=lane, count=batch.count, write_id=batch.write_id)
         self._window.add(sent)
         self._suspended = self._suspended or self._window.full
-        if self._saved is not None and self._stage == "open":
+        if self._pending_store is not None and self._stage == "open":
             try:
-                self._saved.save([sent])
+                self._pending_store.save([sent])
             except (AvowError, OSError) as error:
                 self._fail(error)
 
     # ------------------------------------------------------------------- commits
 
     async def commit(self) -> None:
-        """Returns when everything sent before is in the queue. Giving up the wait changes nothing.
+        """Wait until everything sent before is in the queue. Cancelling the wait has no other effect.
 
-        Raises ChannelFailed when the producer has failed, or does meanwhile: `pending` are the messages that are not
-        known to be in the queue.
+        Raises ChannelFailed if the producer has failed or fails while waiting: its `pending` has the messages that are
+        not known to be in the queue.
         """
         self._require_open()
         self._close_all()
@@ -228,18 +229,19 @@ class Producer:
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((number, waiter))
-        self._carrier.commit(number)
+        self._connection.commit(number)
         await waiter
 
     @property
     def non_acked_message_count(self) -> int:
-        """Messages that were sent and are not known to be in the queue."""
-        return self._window.messages_count + self._turn.messages_count
+        """The number of sent messages that are not known to be in the queue."""
+        return self._window.messages_count + self._batcher.messages_count
 
     async def written(self, *, timeout_s: float | None = None) -> list[Written]:
-        """Where what is known to be in the queue stands, by lane. The peers are asked: commit first for all of it.
+        """The versions of the messages known to be in the queue, by lane; commit first to include all of them.
 
-        Messages of others may stand in between. Raises UnknownMessage for what is so long ago that no peer remembers.
+        Asks the peers. Other writers' messages may lie between these versions. Raises UnknownMessage if a write is so
+        old that no peer remembers its id.
         """
         found = []
         for lane, reached in sorted(self._window.reached.items()):
@@ -249,16 +251,16 @@ class Producer:
         return found
 
     async def _span(self, write_id: bytes, lane: int, timeout_s: float | None) -> Span:
-        target = queue_path(self._outbox.queue, "writes", write_id.hex()) + b"?lane=%d" % lane
+        target = queue_path(self._buffer.queue, "writes", write_id.hex()) + b"?lane=%d" % lane
         answer = await self._cluster.call(b"GET", target, timeout_s=timeout_s)
         return next(span for span in read_written(answer.body).written if span.lane == lane)
 
     def _progressed(self) -> None:
-        """Something of the window has reached the queue."""
+        """Records of the window have reached the queue."""
         window = self._window
-        if self._saved is not None:
-            with suppress(AvowError, OSError):  # what stays in a store is found done by the next run
-                self._saved.release(window)
+        if self._pending_store is not None:
+            with suppress(AvowError, OSError):  # if a record stays in the store, the next run finds it done
+                self._pending_store.release(window)
         while self._waiting and window.passed(self._waiting[0][0]):
             waiter = self._waiting.popleft()[1]
             if not waiter.done():
@@ -276,15 +278,15 @@ class Producer:
     # -------------------------------------------------------------- begin and end
 
     async def open(self) -> None:
-        """Reach a peer, after settling what a store holds of the run before: ChannelFailed when that fails."""
+        """Finish the stored records of the previous run, then open a channel. Raises ChannelFailed if that fails."""
         if self._stage != "new":
-            raise InvalidRequest(f"this producer is {self._stage}; make another")
-        info = await self._outbox.known()
-        self._turn.know(0 if info.pubsub else len(info.lanes))
+            raise InvalidRequest(f"this producer is {self._stage} and cannot be opened again. Make another")
+        info = await self._buffer.known()
+        self._batcher.know(0 if info.pubsub else len(info.lanes))
         self._stage = "open"
         try:
             self._load()
-            await self._carrier.begin(info, self._saved)
+            await self._connection.begin(info, self._pending_store)
         except AvowError as error:
             if not self._window:  # nothing to hand back
                 self.abort()
@@ -299,12 +301,12 @@ class Producer:
     def _load(self) -> None:
         if self._store is None:
             return
-        self._saved = Saved(self._store)
-        for sent in self._saved.load():
+        self._pending_store = PendingRecordStore(self._store)
+        for sent in self._pending_store.load():
             self._window.add(sent)
 
     async def close(self) -> None:
-        """Commit, wait, and let go of the channel. Raises as `commit` does, and has let go all the same."""
+        """Commit and close the channel. Raises like `commit`; the channel is closed in any case."""
         try:
             await self.commit()
             self._stage = "closed"
@@ -312,30 +314,30 @@ class Producer:
             self.abort()
 
     def abort(self) -> None:
-        """Let go without waiting. What is not known to be in the queue stays in the store, if there is one."""
+        """Close without waiting. Messages not known to be in the queue stay in the store, if there is one."""
         if self._stage == "open":
-            self._fail(InvalidRequest("it was aborted"))
-        self._carrier.halt()
-        if self._saved is not None:
-            self._saved.close()
-            self._saved = None
+            self._fail(InvalidRequest("it was aborted by the application"))
+        self._connection.halt()
+        if self._pending_store is not None:
+            self._pending_store.close()
+            self._pending_store = None
 
     def _fail(self, error: Exception) -> None:
-        """The end of it all: whoever waits is told, and everything that is not known to be in the queue is kept."""
+        """Fail the producer: fail all waits, and keep the messages that are not known to be in the queue."""
         if self._stage != "open":
             return
         self._stage = "failed"
         self._close_all()
         pending = self._window.messages()
         self._failure = ChannelFailed(
-            f"the producer of {self._outbox.queue!r} is over: {error}; {len(pending)} messages are not known to be in "
-            "the queue and are handed back. Send them with another",
+            f"the producer of {self._buffer.queue!r} has failed: {error}; {len(pending)} messages are not known to be "
+            "in the queue and are in `pending`. Send them with another producer",
             reason="FAILED",
             name=error.code if isinstance(error, AvowError) else type(error).__name__,
             pending=pending,
         )
         self._failure.__cause__ = error
-        self._carrier.halt()
+        self._connection.halt()
         for _, waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(self._error())
@@ -347,7 +349,7 @@ class Producer:
         if self._failure is not None:
             raise self._error()
         if self._stage != "open":
-            raise InvalidRequest(f"this producer is {self._stage}; nothing was sent. Use it inside its `async with`")
+            raise InvalidRequest(f"this producer is {self._stage}; nothing was sent. Use it inside its `with` block")
 
     def _error(self) -> ChannelFailed:
         failure = self._failure
@@ -371,7 +373,7 @@ class Producer:
             self.abort()
 
     async def _close_after(self, error: Exception) -> None:
-        """What was sent before the block raised was sent: it is committed all the same, if that is possible."""
+        """The block raised: messages sent before are committed nevertheless, if possible."""
         try:
             await self.close()
         except ChannelFailed as failed:
@@ -380,7 +382,7 @@ class Producer:
 
     def statistics(self) -> dict[str, Any]:
         return {
-            "queue": self._outbox.queue,
+            "queue": self._buffer.queue,
             "stage": self._stage,
             "sent": self._sent_count,
             "acked": sum(reached.messages for reached in self._window.reached.values()),
@@ -388,6 +390,6 @@ class Producer:
             "records": len(self._window),
             "record_bytes": self._window.size_bytes,
             "suspended": self._suspended,
-            "saved": self._saved is not None,
-            **self._carrier.statistics(),
+            "saved": self._pending_store is not None,
+            **self._connection.statistics(),
         }

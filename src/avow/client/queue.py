@@ -1,22 +1,29 @@
-"""One queue, as an application uses it: write, read, follow, keep a cursor.
+"""One queue, as an application uses it: write, read, follow, manage cursors.
 
-Every method says in its outcome what is known: it returns (done), raises a refusal (it did not and will not happen), or
-raises `Unknown` (it may have happened; the error has the write id, and `outcome` asks what became of it).
+A write returns (done), raises a refusal (it did not and will not happen), or raises `Unknown` (it may have happened;
+the error has the write id, and `outcome` queries the outcome).
+
+Following a queue yields every lane's messages as they become visible, in one stream that a peer pushes.
+Order holds within a lane. The lanes of a pub-sub queue come and go with its peers; the channel follows them. When a
+channel ends, the next one, to another peer, starts after the last message of each lane: nothing is repeated or missing.
+
+A subscriber starts at its cursor, which moves when a batch is committed: messages that were read and not committed are
+read again. That is at-least-once; for exactly-once, store the version together with the result.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from avow.client.batching import Headers
-from avow.client.following import Follower
-from avow.client.metadata import (
+from avow.client.batches import Headers
+from avow.client.cluster_view import survey
+from avow.client.descriptions import (
     Level,
     QueueInfo,
     SubscriberInfo,
@@ -24,12 +31,12 @@ from avow.client.metadata import (
     read_subscriber,
     read_subscribers,
 )
-from avow.client.outbox import Outbox
 from avow.client.outcomes import Done, read_written
-from avow.client.reading import READ_COUNT_MAX, READ_SIZE_BYTES, LaneReader, ReadBatch, StoredMessage, read_stored
-from avow.client.survey import survey
+from avow.client.push_stream import Commit, LaneAssignment, positions, pushed, read_pushed
+from avow.client.reader import READ_COUNT_MAX, READ_SIZE_BYTES, LaneReader, ReadBatch, StoredMessage, read_stored
 from avow.client.transaction import DEADLINE_S, Transaction
-from avow.errors import InvalidRequest
+from avow.client.write_buffer import WriteBuffer
+from avow.errors import InvalidRequest, Unknown, UnknownSubscriber
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -37,18 +44,49 @@ if TYPE_CHECKING:
     from avow.client.cluster import Cluster
     from avow.wire.record import Buffer
 
-After = int | Mapping[int, int]
+
+class Tail:
+    """Batches of all lanes, or `only` of one. `after`: the version to start after, for lanes not read from the
+    start."""
+
+    def __init__(
+        self, cluster: Cluster, *, queue: str, after: Mapping[int, int], only: int | None, commit: Commit | None
+    ) -> None:
+        self._cluster, self._queue, self._only, self._commit = cluster, queue, only, commit
+        self._after = {lane: version for lane, version in after.items() if only in (None, lane)}
+
+    async def pages(self) -> AsyncGenerator[list[ReadBatch], None]:
+        async with aclosing(pushed(self._cluster, self._parameters, self._read)) as groups:
+            async for batches in groups:
+                if batches:
+                    yield batches
+                    self._after.update({batch.lane: batch.last_version for batch in batches})
+
+    def _read(self, value: memoryview) -> list[ReadBatch]:
+        found = read_pushed(value)
+        return [] if isinstance(found, LaneAssignment) else [ReadBatch(one, self._commit) for one in found]
+
+    def _parameters(self) -> dict[str, str]:
+        found = {"role": "reader", "queue": self._queue, "format": "ranges", "from": "start"}
+        if self._only is not None:
+            found["lane"] = str(self._only)
+        if self._after:
+            found["after"] = positions(self._after)
+        return found
+
+
+After: TypeAlias = int | Mapping[int, int]
 _PLAIN: Final = (None,) * 6
 
 
 class Queue:
-    """Made by `Client.queue`, which gives the same one for the same name: its batches are shared."""
+    """Made by `Client.queue`, which returns the same object for the same name, so that callers share its batches."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
         self._cluster = cluster
-        self._outbox = Outbox(cluster, name)
-        self._send_plain = self._outbox.send_plain
+        self._buffer = WriteBuffer(cluster, name)
+        self._send_plain = self._buffer.send_plain
 
     # ------------------------------------------------------------------- writing
 
@@ -63,14 +101,14 @@ class Queue:
         lane: int | None = None,
         write_id: bytes | None = None,
     ) -> asyncio.Future[Done]:
-        """The future of one message. All that is sent to a lane in one turn of the event loop leaves as one batch.
+        """Send one message; returns a future. Messages sent to a lane in one turn of the event loop form one batch.
 
-        Raises Busy when too much waits in this client already; `enqueue` waits instead. Cancelling the future does not
-        call the message back.
+        Raises Busy if too many bytes wait in this client; `enqueue` waits instead. Cancelling the future does not
+        cancel the message.
         """
         if (key, headers, time_ms, expected, lane, write_id) == _PLAIN and type(value) is bytes:
             return self._send_plain(value)
-        return self._outbox.send(
+        return self._buffer.send(
             value, key=key, headers=headers, time_ms=time_ms, expected=expected, lane=lane, write_id=write_id
         )
 
@@ -85,9 +123,10 @@ class Queue:
         lane: int | None = None,
         write_id: bytes | None = None,
     ) -> Done:
-        """One message, done. `expected`: only if the lane ends at this version now, else NotEqual."""
-        if self._outbox.room.full:
-            await self._outbox.room.wait()
+        """Send one message and wait until it is done. `expected`: raises NotEqual unless the lane ends at this
+        version."""
+        if self._buffer.budget.full:
+            await self._buffer.budget.wait()
         if (key, headers, time_ms, expected, lane, write_id) == _PLAIN and type(value) is bytes:
             return await self._send_plain(value)
         return await self.send(
@@ -105,49 +144,51 @@ class Queue:
         lane: int | None = None,
         write_id: bytes | None = None,
     ) -> list[Done]:
-        """Many messages: one batch for each lane, more where one would be too large. Each is done or not as a whole.
+        """Send many messages: one batch per lane, or more if one would be too large. A batch succeeds or fails as a
+        whole.
 
-        When one is not, its error is raised after all have been settled, and `error.done` lists those that are done.
-        """
-        await self._outbox.known()
-        await self._outbox.room.wait()
-        futures = self._outbox.send_many(
+        If one fails, its error is raised after all outcomes are known, and `error.done` lists the batches that are
+        done."""
+        await self._buffer.known()
+        await self._buffer.budget.wait()
+        futures = self._buffer.send_many(
             values, keys=keys, headers=headers, times=times, expected=expected, lane=lane, write_id=write_id
         )
         if len(futures) == 1:
             return [await futures[0]]
-        settled = await asyncio.gather(*futures, return_exceptions=True)
-        done = [found for found in settled if isinstance(found, Done)]
-        for found in settled:
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        done = [found for found in outcomes if isinstance(found, Done)]
+        for found in outcomes:
             if isinstance(found, BaseException):
                 found.__dict__["done"] = done
                 raise found
         return done
 
     async def outcome(self, write_id: bytes, *, lane: int | None = None) -> list[Done]:
-        """What became of a write. Two-phase: UnknownMessage when no peer remembers it. Pub-sub: name the lane."""
+        """The outcome of a write. Two-phase: raises UnknownMessage if no peer remembers it. Pub-sub: pass the lane."""
         target = queue_path(self.name, "writes", write_id.hex())
         answer = await self._cluster.call(b"GET", target if lane is None else target + b"?lane=%d" % lane)
         spans = read_written(answer.body).written
         return [Done(self.name, span.lane, span.first_version, span.last_version, write_id) for span in spans]
 
     def transaction(self, name: str | None = None, *, deadline_s: float = DEADLINE_S, part: int = 0) -> Transaction:
-        """Staged writes: visible together when the block ends, discarded if it raises.
+        """Staged writes: they become visible together when the block ends, and are discarded if it raises.
 
-        With a `part`, one of several writers of it: somebody calls `publish_parts`, see `avow.client.transaction`.
+        With a `part` this is one of several writers of the transaction, and one of them calls `publish_parts`; see
+        `avow.client.transaction`.
         """
-        return Transaction(self._cluster, self._outbox, name=name, deadline_s=deadline_s, part=part)
+        return Transaction(self._cluster, self._buffer, name=name, deadline_s=deadline_s, part=part)
 
     # ------------------------------------------------------------------- reading
 
     async def info(self) -> QueueInfo:
-        """The queue as it is now: lanes, ends, coordinators."""
-        return await self._outbox.asked()
+        """The current state of the queue: lanes, ends, coordinators."""
+        return await self._buffer.asked()
 
     async def survey(self, *, confirmed: bool = False) -> QueueInfo:
-        """As `info`, put together from what all peers say: the furthest end of each lane.
+        """Like `info`, merged from the answers of all peers: the highest end of each lane.
 
-        `confirmed`: of a two-phase queue, no end is before a write that was done when this was called.
+        `confirmed`: for a two-phase queue, the ends include every write that was done before this call.
         """
         return await survey(self._cluster, self.name, confirmed=confirmed)
 
@@ -161,10 +202,11 @@ class Queue:
         until: int | None = None,
         max_bytes: int = READ_SIZE_BYTES,
     ) -> AsyncGenerator[ReadBatch, None]:
-        """Batches after a version, up to `until` or to the end that the first answer names. No lane: one by one.
+        """Batches after a version, up to `until` or the end in the first answer. Without a lane: one lane after
+        another.
 
-        `level`: "local" is what the peer has, and at least what this client was told is done; "at_least" waits until
-        the peer has version `at_least`; "linearizable" sees every write that was done before.
+        `level`: "local" reads what the peer has, including all writes of this client that are done; "at_least" waits
+        until the peer has version `at_least`; "linearizable" includes every write that was done before the call.
         """
         found = self.pages(after=after, lane=lane, level=level, at_least=at_least, until=until, max_bytes=max_bytes)
         async with aclosing(found) as pages:
@@ -185,12 +227,14 @@ class Queue:
         preferred: int = 0,
         local: bool = False,
     ) -> AsyncGenerator[list[ReadBatch], None]:
-        """As `read`, but all batches of one answer at a time. `preferred`: the number of the peer to ask first;
-        `local`: where that peer is on this machine and its files can be read, the batches are taken from there."""
-        info = await (self.info() if lane is None else self._outbox.known())
+        """Like `read`, but yields all batches of one answer at a time. `preferred`: the number of the peer to ask
+        first. `local`: read the batches from that peer's files, if they are on this machine and readable."""
+        info = await (self.info() if lane is None else self._buffer.known())
         lanes = [found.lane for found in info.lanes] if lane is None else [lane]
         if len(lanes) > 1 and not isinstance(after, Mapping) and (after or until is not None):
-            raise InvalidRequest(f"queue {self.name!r} has {len(lanes)} lanes: name one, or give after as a mapping")
+            raise InvalidRequest(
+                f"queue {self.name!r} has {len(lanes)} lanes; nothing was read. Pass `lane`, or `after` as a mapping"
+            )
         trimmed = {found.lane: found.trimmed_to for found in info.lanes} if lane is None else {}
         for number in lanes:
             start = after.get(number, 0) if isinstance(after, Mapping) else after
@@ -204,7 +248,7 @@ class Queue:
                 preferred=preferred,
                 local=local,
             )
-            floor = self._outbox.seen.get(number, 0)
+            floor = self._buffer.seen.get(number, 0)
             own = level == "local" and floor > reader.after
             found = reader.pages(until=until, level="at_least" if own else level, at_least=floor if own else at_least)
             async with aclosing(found) as pages:
@@ -219,10 +263,10 @@ class Queue:
     async def follow(
         self, *, after: After | None = None, lane: int | None = None, subscriber: str | None = None
     ) -> AsyncGenerator[ReadBatch, None]:
-        """All after a version, and all that comes, without end. With a subscriber: from its cursor, with `commit`.
+        """An endless stream of all batches after a version. With a subscriber: from its cursor, with `commit`.
 
-        Any number may follow for one subscriber, and none keeps the others from moving its cursor. `Client.subscribe`
-        is for one reader at a time, or for members that share the lanes.
+        Any number of readers may follow for one subscriber, and each can move its cursor. `Client.subscribe` is for one
+        reader at a time, or for members that share the lanes.
         """
         async with aclosing(self.follow_pages(after=after, lane=lane, subscriber=subscriber)) as pages:
             async for batches in pages:
@@ -232,7 +276,7 @@ class Queue:
     async def follow_pages(
         self, *, after: After | None = None, lane: int | None = None, subscriber: str | None = None
     ) -> AsyncGenerator[list[ReadBatch], None]:
-        """As `follow`, but all batches of one push at a time."""
+        """Like `follow`, but yields all batches of one push at a time."""
         info = await self.info()
         starts = {found.lane: after for found in info.lanes} if isinstance(after, int) else dict(after or {})
         commit = None
@@ -242,8 +286,8 @@ class Queue:
         for found in info.lanes:
             if found.lane in starts:
                 starts[found.lane] = max(starts[found.lane], found.trimmed_to)
-        follower = Follower(self._cluster, queue=self.name, after=starts, only=lane, commit=commit)
-        async with aclosing(follower.pages()) as pages:
+        tail = Tail(self._cluster, queue=self.name, after=starts, only=lane, commit=commit)
+        async with aclosing(tail.pages()) as pages:
             async for batches in pages:
                 yield batches
 
@@ -251,17 +295,18 @@ class Queue:
 
     async def subscribers(self) -> tuple[SubscriberInfo, ...]:
         target = queue_path(self.name, "subscribers")
-        answer = await self._cluster.call(b"GET", target, preferred=self._outbox.coordinator)
+        answer = await self._cluster.call(b"GET", target, preferred=self._buffer.coordinator)
         return read_subscribers(answer.body).subscribers
 
     async def cursor(self, subscriber: str) -> dict[int, int]:
-        """{lane: version}, as a peer has it, which may lag a moment behind a move. Raises UnknownSubscriber."""
+        """{lane: version}, as one peer has applied it, which may lag behind a move. Raises UnknownSubscriber."""
         target = queue_path(self.name, "subscribers", subscriber)
-        answer = await self._cluster.call(b"GET", target, preferred=self._outbox.coordinator)
+        answer = await self._cluster.call(b"GET", target, preferred=self._buffer.coordinator)
         return read_subscriber(answer.body).versions
 
     async def _registered(self, subscriber: str, info: QueueInfo) -> dict[int, int]:
-        """The cursor as the lanes decide it now, not as some peer has it: a move to 0 moves nothing, or makes it."""
+        """The cursor as committed by the lanes now, not as one peer has it: a move to 0 changes nothing or creates
+        it."""
         zeros = {} if info.pubsub else {lane.lane: 0 for lane in info.lanes}
         return (await self.move_cursor(subscriber, zeros)).versions
 
@@ -271,13 +316,13 @@ class Queue:
     async def move_cursor(
         self, subscriber: str, versions: Mapping[int, int], *, hold: bool | None = None
     ) -> SubscriberInfo:
-        """Forward only: a lane that is further already stays. `hold`: nothing after the cursor is trimmed."""
+        """Move a cursor, forward only: a lane whose cursor is higher keeps it. `hold`: do not trim after the cursor."""
         return await self._put_cursor(subscriber, versions, hold=hold, reset=False)
 
     async def reset_cursor(
         self, subscriber: str, versions: Mapping[int, int], *, hold: bool | None = None
     ) -> SubscriberInfo:
-        """To exactly these versions, also backwards."""
+        """Set a cursor to exactly these versions, also backwards."""
         return await self._put_cursor(subscriber, versions, hold=hold, reset=True)
 
     async def _put_cursor(
@@ -292,22 +337,27 @@ class Queue:
         return read_subscriber((await self._cluster.send_json(b"PUT", target, body)).body)
 
     async def remove_subscriber(self, subscriber: str) -> None:
-        await self._cluster.call(b"DELETE", queue_path(self.name, "subscribers", subscriber))
+        """Delete a subscriber's cursor and hold. Raises UnknownSubscriber."""
+        try:
+            await self._cluster.call(b"DELETE", queue_path(self.name, "subscribers", subscriber))
+        except Unknown as error:
+            if not isinstance(error.__cause__, UnknownSubscriber):  # an earlier attempt, whose answer was lost, did it
+                raise
 
     async def trim(self, lane: int, upto: int) -> int:
-        """Remove messages up to a version, as far as holds allow. Returns how far."""
+        """Remove messages up to a version, as far as holds allow. Returns the version trimmed to."""
         answer = await self._cluster.send_json(
             b"POST", queue_path(self.name, "trim"), {"lane": lane, "upto_version": upto}
         )
         return int(msgspec.json.decode(answer.body)["trimmed_to"])
 
     @property
-    def outbox(self) -> Outbox:
-        """What is known of the queue, for what else writes to it."""
-        return self._outbox
+    def write_buffer(self) -> WriteBuffer:
+        """The write buffer, for other writers to this queue."""
+        return self._buffer
 
     def close(self) -> None:
-        self._outbox.close()
+        self._buffer.close()
 
     def statistics(self) -> list[dict[str, int]]:
-        return self._outbox.statistics()
+        return self._buffer.statistics()

@@ -1,30 +1,28 @@
-"""Where the next attempt goes, and when. Pure: no clock, no sockets.
+"""Chooses the peer for the next attempt. Pure: no clock, no sockets.
 
-A call may be sent to any peer, so the choice is about time, not about correctness. The rules:
+A call may be sent to any peer, so the choice affects latency, not correctness. The rules:
 
- * the peer that is preferred (the lane's coordinator, as last heard) comes first, unless it failed just now
- * then the others in a fixed order beginning after the one that was asked last, those that failed lately at the end
- * an answer that names another coordinator is followed at once; everything else waits: 20 ms at first, doubling to
-   500 ms, each time a random part of it, so that a thousand clients of a dead peer do not come back in step
+ * the preferred peer (the lane's last known coordinator) comes first, unless it failed recently
+ * then the others in a fixed order starting after the one asked last; peers that failed recently come at the end
+ * an answer that names another coordinator is followed at once; before any other retry there is a pause: 20 ms at
+   first, doubling to 500 ms, partly random, so that a thousand clients of a dead peer do not retry in step
 
-Whether an attempt may be repeated is decided by its answer: `step_after` turns one into what to do next. Repeating is
-always safe, because every attempt of a write carries the same write id.
+`step_after` decides from the answer whether an attempt may be repeated. Repeating is always safe, because every attempt
+of a write carries the same write id.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from enum import Enum
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from avow.client.http import Answer, Lost
 from avow.client.outcomes import error_of
 from avow.errors import AvowError, NotCoordinator, Offline, Unknown, UnknownQueue
+from avow.wire.http import Answer, Lost
+from avow.writer.backoff import BACKOFF_S, BACKOFF_S_MAX, Backoff
+from avow.writer.steps import Step
 
-BACKOFF_S: Final = 0.02
-BACKOFF_S_MAX: Final = 0.5
-_NAMED_MAX: Final = 2
+__all__ = ["BACKOFF_S", "BACKOFF_S_MAX", "Backoff", "Candidate", "Step", "choose", "hint_of", "step_after"]
 
 
 class Candidate(Protocol):
@@ -37,7 +35,8 @@ C = TypeVar("C", bound=Candidate)
 
 
 def choose(peers: Sequence[C], *, preferred: int = 0, after: C | None = None, now: float) -> C:
-    """The peer to ask next. `preferred` is a number, 0 for none; `after` was asked last, and is asked again last."""
+    """The peer to ask next. `preferred` is a peer's number, 0 for none; `after`, the peer asked last, is the last
+    choice."""
     staying = [peer for peer in peers if not peer.gone] or list(peers)
     if after is not None and after in staying:
         at = staying.index(after) + 1
@@ -51,39 +50,11 @@ def choose(peers: Sequence[C], *, preferred: int = 0, after: C | None = None, no
     return min(staying, key=lambda peer: (peer.suspect_until > now, peer is after, peer.suspect_until))
 
 
-class Backoff:
-    """The pause before each further attempt, in seconds."""
-
-    __slots__ = ("_random", "_tries")
-
-    def __init__(self, rng: random.Random) -> None:
-        self._random = rng
-        self._tries = 0
-
-    def next_s(self, *, named: bool = False) -> float:
-        """`named`: the peer to ask was named by the last answer. That is followed at once, but not round in circles."""
-        ceiling = min(BACKOFF_S * (1 << min(self._tries, 10)), BACKOFF_S_MAX)
-        self._tries += 1
-        if named and self._tries <= _NAMED_MAX:
-            return 0.0
-        return ceiling * (0.5 + 0.5 * self._random.random())
-
-    def reset(self) -> None:
-        self._tries = 0
-
-
-class Step(Enum):
-    DONE = "done"
-    REFUSED = "refused"  # definite, and no other attempt would fare better
-    ELSEWHERE = "elsewhere"  # definite for this attempt; another peer, or the same one later, may take it
-    UNCERTAIN = "uncertain"  # this attempt may have happened
-
-
 def step_after(answer: Answer | Lost) -> tuple[Step, AvowError | None]:
-    """What an answer means for the next attempt, and the error to raise if there is none."""
+    """What an answer means for the next attempt, and the error to raise if no further attempt is made."""
     if isinstance(answer, Lost):
         if answer.sent:
-            return Step.UNCERTAIN, Unknown(f"{answer.reason}; it may or may not have happened")
+            return Step.UNCERTAIN, Unknown(f"{answer.reason}; the call may or may not have happened")
         return Step.ELSEWHERE, Offline(f"{answer.reason}; nothing was sent")
     if answer.ok:
         return Step.DONE, None

@@ -4,18 +4,18 @@
         await txn.enqueue_many([...])
     txn.published
 
-Staged messages are stored like any other, but nobody sees them until the transaction is published, which happens when
-the block ends without an exception. With one, they are discarded. If this process dies, the peers discard them after
-`deadline_s`. All of one lane's messages get consecutive versions at one moment. Lanes are published one by one: a
-transaction over several lanes is complete in each, but a reader may see one lane's part before another's.
+Staged messages are stored like any other, but are invisible until the transaction is published, which happens when the
+block ends without an exception. If it raises, they are discarded. If this process dies, the peers discard them after
+`deadline_s`. All messages of one lane become visible at once, with consecutive versions. Lanes are published one by
+one: a transaction over several lanes is atomic in each, but a reader may see one lane's messages before another's.
 
-Staging, publishing and discarding are all repeated until a peer confirms them, which is safe: a staged batch has a
-write id, and the two decisions are made once.
+Staging, publishing and discarding are retried until a peer confirms them, which is safe: a staged batch has a write id,
+and a transaction is decided once.
 
-Several programs may fill one transaction: they use the same name, each stages under a `part` of its own, and one of
-them calls `publish_parts` with what counts (`staged` says it, and can be sent to whoever publishes). Parts that are not
-named, of attempts that failed, are dropped with it. A published transaction is remembered, so a repetition of the whole
-work stages nothing (`enqueue_many` raises AlreadyDecided) and publishes nothing.
+Several programs may write to one transaction: they use the same name, each stages under its own `part`, and one of them
+calls `publish_parts` with the parts to publish (each writer's `staged`, sent to the publisher). Other parts, of failed
+attempts, are dropped. A published transaction is remembered, so if the whole work is repeated, nothing is staged
+(`enqueue_many` raises AlreadyDecided) or published again.
 """
 
 from __future__ import annotations
@@ -28,32 +28,39 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec import json
 
 from avow import limits
-from avow.client.batching import Batch, Headers
-from avow.client.columns import columns_of, split
-from avow.client.links import BATCH, JSON
-from avow.client.metadata import queue_path
+from avow.client.batches import Batch, Headers
+from avow.client.descriptions import queue_path
+from avow.client.message_columns import columns_of, split
 from avow.client.outcomes import Done, read_written
+from avow.client.peer_connection import BATCH, JSON
 from avow.errors import AvowError, InvalidRequest
 
 if TYPE_CHECKING:
     from avow.client.cluster import Cluster
-    from avow.client.outbox import Outbox
+    from avow.client.write_buffer import WriteBuffer
     from avow.wire.record import Buffer
 
 DEADLINE_S: Final = 60.0
 
 
 class Transaction:
-    def __init__(self, cluster: Cluster, outbox: Outbox, *, name: str | None, deadline_s: float, part: int = 0) -> None:
+    def __init__(
+        self, cluster: Cluster, buffer: WriteBuffer, *, name: str | None, deadline_s: float, part: int = 0
+    ) -> None:
         if not 0 < deadline_s <= limits.STAGE_DEADLINE_S_MAX:
-            raise InvalidRequest(f"a deadline is between 0 and {limits.STAGE_DEADLINE_S_MAX:g} s, not {deadline_s:g}")
+            raise InvalidRequest(
+                f"deadline_s must be above 0 and at most {limits.STAGE_DEADLINE_S_MAX:g}, not {deadline_s:g}; "
+                "nothing was staged"
+            )
         if not 0 <= part <= 1 << 62:
-            raise InvalidRequest(f"a part is a number from 1 to {1 << 62}, or 0 for none, not {part}")
-        self._cluster, self._outbox, self._deadline_s, self.part = cluster, outbox, deadline_s, part
+            raise InvalidRequest(
+                f"part must be a number from 1 to {1 << 62}, or 0 for none, not {part}; nothing was staged"
+            )
+        self._cluster, self._buffer, self._deadline_s, self.part = cluster, buffer, deadline_s, part
         self.staged: dict[int, int] = {}  # lane -> messages staged there
-        self.name = name or urandom(16).hex()
+        self.name: str = name or urandom(16).hex()
         self.published: list[Done] = []
-        self._lanes: dict[int, bytes] = {}  # lanes something was staged in, with the last write id there
+        self._lanes: dict[int, bytes] = {}  # lanes with staged messages -> the last write id there
         self._decided = ""
 
     async def enqueue(
@@ -85,7 +92,7 @@ class Transaction:
         """Stage messages. They keep the order of these calls within a lane."""
         self._require_open()
         columns = columns_of(values, keys=keys, headers=headers, times=times)
-        await self._outbox.known()
+        await self._buffer.known()
         by_lane: dict[int, list[int]] = {}
         for number in range(len(values)):
             key = None if keys is None else keys[number]
@@ -98,25 +105,25 @@ class Transaction:
                 await self.stage_record(found, batch.encode(), write_id=batch.write_id, count=len(span))
 
     def _lane_for(self, key: bytes | None, lane: int | None) -> int:
-        """Messages without a key stay in one lane of the transaction: only a lane is published at one moment."""
+        """Messages without a key go to one lane of the transaction, because only a lane is published atomically."""
         if key is None and lane is None and self._lanes:
             return next(iter(self._lanes))
-        return self._outbox.lane_of(key, lane)
+        return self._buffer.lane_of(key, lane)
 
     async def stage_record(self, lane: int, record: Buffer, *, write_id: bytes, count: int) -> None:
-        """Stage a batch that is encoded already (`avow.wire`), with this write id and so many messages."""
+        """Stage an encoded batch (`avow.wire`) of `count` messages with this write id."""
         self._lanes[lane] = write_id
         target = self._path("messages") + b"?lane=%d&deadline_s=%g" % (lane, self._deadline_s)
         if self.part:
             target += b"&part=%d" % self.part
-        preferred = self._outbox.coordinator_of(lane)
+        preferred = self._buffer.coordinator_of(lane)
         await self._cluster.call(b"POST", target, headers=BATCH, body=record, write_id=write_id, preferred=preferred)
         self.staged[lane] = self.staged.get(lane, 0) + count
 
     # ----------------------------------------------------------------- decisions
 
     async def publish(self) -> list[Done]:
-        """Make it all visible. A transaction in which nothing was staged publishes nothing. May be repeated."""
+        """Make all staged messages visible. Without staged messages this does nothing. May be repeated."""
         self._decide("published")
         self.published = []
         for lane, write_id in self._lanes.items():
@@ -124,9 +131,9 @@ class Transaction:
         return self.published
 
     async def publish_parts(self, parts: Mapping[int, Mapping[int, int]]) -> list[Done]:
-        """`parts`: of each lane {part: how many messages it has there}. Raises Incomplete when one has another number.
+        """Publish these parts: lane -> {part: its number of messages}. Raises Incomplete if a number does not match.
 
-        Whatever else the transaction has in these lanes is dropped. May be repeated, also by another program.
+        Other parts of the transaction in these lanes are dropped. May be repeated, also by another program.
         """
         self._decide("published")
         self.published = []
@@ -139,18 +146,18 @@ class Transaction:
         answer = await self._cluster.call(b"POST", target, headers=JSON, body=_parts(parts), write_id=write_id)
         found = []
         for span in read_written(answer.body).published:
-            found.append(Done(self._outbox.queue, span.lane, span.first_version, span.last_version, write_id))
-            self._outbox.seen[span.lane] = max(span.last_version, self._outbox.seen.get(span.lane, 0))
+            found.append(Done(self._buffer.queue, span.lane, span.first_version, span.last_version, write_id))
+            self._buffer.seen[span.lane] = max(span.last_version, self._buffer.seen.get(span.lane, 0))
         return found
 
     async def discard_parts(self, parts: Mapping[int, Collection[int]]) -> None:
-        """`parts` of each lane are dropped; nothing is decided about the transaction. May be repeated."""
+        """Drop these parts of each lane, without deciding the transaction. May be repeated."""
         for lane, dropped in sorted(parts.items()):
             body = _parts(dict.fromkeys(dropped, 0))
             await self._cluster.call(b"POST", self._path("discard") + b"?lane=%d" % lane, headers=JSON, body=body)
 
     async def discard(self) -> None:
-        """Drop it all. May be repeated."""
+        """Drop all staged messages. May be repeated."""
         self._decide("discarded")
         for lane in self._lanes:
             await self._cluster.call(b"POST", self._path("discard") + b"?lane=%d" % lane, headers=JSON)
@@ -169,10 +176,10 @@ class Transaction:
         try:
             await (self.discard_parts(dict.fromkeys(self._lanes, (self.part,))) if self.part else self.discard())
         except AvowError as refusal:
-            error.add_note(f"and the staged messages could not be discarded; they expire by themselves: {refusal}")
+            error.add_note(f"the staged messages were not discarded ({refusal}); the peers drop them at the deadline")
 
     def _path(self, what: str) -> bytes:
-        return queue_path(self._outbox.queue, "transactions", self.name, what)
+        return queue_path(self._buffer.queue, "transactions", self.name, what)
 
     def _decide(self, decision: str) -> None:
         if self._decided != decision:
@@ -181,7 +188,9 @@ class Transaction:
 
     def _require_open(self) -> None:
         if self._decided:
-            raise InvalidRequest(f"transaction {self.name} is {self._decided} already; begin another")
+            raise InvalidRequest(
+                f"transaction {self.name} is already {self._decided}; nothing was changed. Begin another one"
+            )
 
 
 def _parts(parts: Mapping[int, int] | None) -> bytes:

@@ -1,15 +1,16 @@
-"""The dashboard: pages that show a cluster and let somebody act on it, as files that every peer hands out.
+"""The dashboard: pages that show and manage a cluster, as static files that every peer serves.
 
-It is a client like any other. The pages hold no data and no secret; what they show they ask for by the public API, with
-the token of whoever looks, so nothing can be seen or done here that could not be seen or done with `avow` or `curl`.
+It is an ordinary client. The pages contain no data and no secret. They use the public API with the user's token, so
+they can show and do only what `avow` or `curl` could with the same token.
 
-There is no build: `static/` is what a browser gets, ES modules without dependencies, named after what they show.
+There is no build step: `static/` is served as it is. It holds ES modules without dependencies, named after what they
+show.
 
-    app.js                          which page is shown, how fresh it is, who is asked
-    api.js, poll.js, live.js        asking peers, one after the other; again and again; messages as they come
-    dom.js, format.js, dialog.js    elements from data, and the least change to what is shown; numbers; rights
+    app.js                          routing, freshness of the data, the peer in use
+    api.js, poll.js, live.js        requests with failover between peers; polling; streaming of messages
+    dom.js, format.js, dialog.js    elements from data and minimal DOM updates; number formats; confirmation and rights
     cluster.js, map.js, queues.js, queue.js, queue_forms.js, life.js, sequence.js, pledges.js, pledge.js, timeline.js,
-    pipelines.js, plot.js           the pages, and what they draw
+    pipelines.js, plot.js           the pages and their drawings
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TYPES: Final = {
 
 
 def files() -> dict[str, tuple[str, bytes]]:
-    """What a server must hand out, by name: its content type and its bytes."""
+    """The files to serve: content type and bytes by name."""
     found = {}
     for file in (resources.files(__name__) / "static").iterdir():
         content_type = _TYPES.get(file.name.rpartition(".")[2])

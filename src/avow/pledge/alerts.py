@@ -1,8 +1,8 @@
-"""Telling people of pledges that fail: one webhook, dtm's document, never in the way of a delivery.
+"""Alerts about pledges that fail: posts dtm's JSON document to one webhook, without delaying any delivery.
 
-Told is the third failed round in a row (or whichever is set), and again each time their number has doubled; a checkback
-that fails counts like a branch. And each pledge that is given up. What cannot be told is tried a few times, and then
-only counted: the pledge's status says it too.
+An alert is sent after `alert_after` failed rounds in a row, again each time their number has doubled, and for each
+pledge that is given up. A failed checkback counts like a failed branch. An alert that cannot be posted is retried a few
+times and then dropped and counted; the pledge's status shows the same facts.
 """
 
 from __future__ import annotations
@@ -20,34 +20,41 @@ from avow.pledge.record import Content, Progress
 from avow.pledge.settings import PledgeSettings
 from avow.pledge.state import CHECKBACK_ID
 
-ALERTS_MAX: Final = 1_024  # that wait; the oldest are dropped
+ALERTS_MAX: Final = 1_024  # waiting alerts; if there are more the oldest is dropped
 TRIES: Final = 3
 PAUSE_S: Final = 1.0
 
 log: Final = logging.getLogger("avow.pledge")
 
 
-class Tell(Protocol):
+class PostAlert(Protocol):
+    """Posts an alert. Returns an error text, empty on success."""
+
     def __call__(self, url: str, body: bytes, *, timeout_s: float) -> Awaitable[str]: ...
 
 
 class Alerts:
-    """`pause` waits between two tries; it is asyncio.sleep."""
+    """`pause` waits between two attempts; a test can replace it."""
 
     def __init__(
-        self, settings: PledgeSettings, tell: Tell, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, settings: PledgeSettings, post: PostAlert, *, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         self._settings = settings
-        self._tell = tell
+        self._post = post
         self._pause = pause
         self._waiting: deque[bytes] = deque()
         self._task: asyncio.Task[None] | None = None
-        self.told_count = self.dropped_count = 0
+        self.posted_count = self.dropped_count = 0
 
     def consider(self, content: Content, before: Progress, after: Progress) -> None:
-        """Called with each change that a round made."""
+        """Called for each round, with the progress before and after it."""
         if after.status == "dead" and before.status != "dead":
-            log.error("pledge %s is dead: %s; %s", content.gid, after.reason, after.last_error)
+            log.error(
+                "pledge %s is dead: %s; last error: %s. Redrive it when the cause is fixed",
+                content.gid,
+                after.reason,
+                after.last_error,
+            )
         elif after.failures == before.failures or not _is_doubling(after.failures, self._settings.alert_after):
             return
         if self._settings.alert_webhook:
@@ -66,26 +73,26 @@ class Alerts:
             self.dropped_count += 1
         self._waiting.append(msgspec.json.encode(alert))
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._tell_all())
+            self._task = asyncio.get_running_loop().create_task(self._post_all())
 
-    async def _tell_all(self) -> None:
+    async def _post_all(self) -> None:
         try:
             while self._waiting:
-                await self._tell_one(self._waiting.popleft())
+                await self._post_one(self._waiting.popleft())
         finally:
             self._task = None
 
-    async def _tell_one(self, alert: bytes) -> None:
+    async def _post_one(self, alert: bytes) -> None:
         problem = ""
         for attempt in range(TRIES):
             if attempt:
                 await self._pause(PAUSE_S * attempt)
-            problem = await self._tell(self._settings.alert_webhook, alert, timeout_s=self._settings.request_timeout_s)
+            problem = await self._post(self._settings.alert_webhook, alert, timeout_s=self._settings.request_timeout_s)
             if not problem:
-                self.told_count += 1
+                self.posted_count += 1
                 return
         self.dropped_count += 1
-        log.warning("the alert webhook was not told: %s", problem)
+        log.warning("an alert was dropped: the webhook failed %d times, last with: %s", TRIES, problem)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -94,7 +101,7 @@ class Alerts:
                 await self._task
 
     def statistics(self) -> dict[str, int]:
-        return {"alerts_told": self.told_count, "alerts_dropped": self.dropped_count}
+        return {"alerts_told": self.posted_count, "alerts_dropped": self.dropped_count}
 
 
 def _is_doubling(failures: int, first: int) -> bool:

@@ -1,18 +1,19 @@
-"""How many calls may be under way: in all, and at each endpoint. Nobody waits for somebody else's dead endpoint.
+"""Limits the calls in flight, in total and per endpoint, so that an unreachable endpoint does not delay the others.
 
-An endpoint is a host and port, a gRPC target, or a queue. A call enters before it is made and leaves with its answer.
+An endpoint is a host and port, a gRPC target, or a queue. A call enters its endpoint before it is made and leaves it
+with its answer.
 
-    open ──not reached N times in a row──► closed ──a probe was answered──► open
-                                             └── a probe at a time, at growing intervals; nothing else enters
+    open ──unreachable N times in a row──► closed ──a probe was answered──► open
+                                             └── one probe at a time, at growing intervals; no other call enters
 
-A pledge that cannot enter is put back into the store by its carrier, which occupies nothing; the endpoint remembers its
-gid (`parked`), and the gids of the calls that closed it. A parked pledge is the next probe even if it is not due; and
-when the endpoint returns, all that are parked are called again at once, without waiting for their back-off, which has
+A pledge whose call cannot enter is put back into the store, so it occupies nothing. The endpoint remembers its gid
+(`parked`), and the gids of the calls that closed it. A parked pledge is used for the next probe even if it is not due.
+When the endpoint answers again, all parked pledges are called at once, without waiting for their back-off, which has
 grown meanwhile.
 
-Where an endpoint is merely crowded, calls wait for a place in the order they came, up to a number and a time.
+At an open endpoint that has reached its limit, calls wait in order, up to a maximum number and time.
 
-No task and no timer here: `enter` answers at once, or with a future; `sweep` is called now and then.
+There is no task and no timer here: `enter` answers at once or returns a future; `sweep` is called periodically.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from urllib.parse import urlsplit
 
 from avow.pledge.settings import PledgeSettings
 
-PARKED_MAX: Final = 100_000  # of one endpoint; what is beyond comes back by its own back-off
+PARKED_MAX: Final = 100_000  # of one endpoint; further pledges wait for their own back-off
 ENDPOINTS_MAX: Final = 10_000
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -50,7 +51,7 @@ class Endpoint:
         self.probe_interval_s = 0.0
         self.waiting: deque[_Waiting] = deque()
         self.parked: dict[str, None] = {}
-        self.unreached: list[str] = []  # of the failures that may close it
+        self.unreached: list[str] = []  # gids of the failed calls that may close it
 
     @property
     def idle(self) -> bool:
@@ -59,23 +60,23 @@ class Endpoint:
     @property
     def reason(self) -> str:
         if self.closed:
-            return f"not called: {self.name} was not reached {self.failures} times in a row; {self.last_error}"
-        return f"not called: too many calls wait for {self.name}"
+            return f"not called: {self.name} was unreachable {self.failures} times in a row; {self.last_error}"
+        return f"not called: too many calls are waiting for {self.name}"
 
 
 class Endpoints:
-    """`jitter` gives numbers in [0, 1); `on_return` is called when an endpoint answers again."""
+    """`jitter` returns numbers in [0, 1); `on_return` is called when an endpoint answers again."""
 
     def __init__(self, settings: PledgeSettings, *, jitter: Callable[[], float], on_return: Callable[[], None]) -> None:
         self._settings = settings
         self._jitter = jitter
         self._on_return = on_return
         self._endpoints: dict[str, Endpoint] = {}
-        self._names: dict[str, str] = {}  # of urls
-        self._crowded: dict[str, Endpoint] = {}  # where calls wait
-        self._ready: deque[Endpoint] = deque()  # of these, the ones with a place: they take turns
+        self._names: dict[str, str] = {}  # by URL
+        self._crowded: dict[str, Endpoint] = {}  # those where calls wait
+        self._ready: deque[Endpoint] = deque()  # of these, those below their own limit: they take turns
         self._closed: dict[str, Endpoint] = {}
-        self._parking: dict[str, Endpoint] = {}  # where pledges are parked
+        self._parking: dict[str, Endpoint] = {}  # those with parked pledges
         self.in_flight = 0
         self.closings_count = 0
 
@@ -95,9 +96,9 @@ class Endpoints:
     # ------------------------------------------------------------------------------ entering and leaving
 
     def enter(self, endpoint: Endpoint, *, now_s: float) -> bool | asyncio.Future[bool]:
-        """True: make the call, then `leave`. False: it is not to be made. A future: one of both, later.
+        """True: make the call, then `leave`. False: do not make it. A future: either of them, later.
 
-        Who gives up waiting cancels the future.
+        A caller that stops waiting cancels the future.
         """
         if endpoint.closed:
             return self._enter_closed(endpoint, now_s)
@@ -133,12 +134,12 @@ class Endpoints:
         now_s: float,
         returns: int | None = None,
     ) -> None:
-        """`returns` is the endpoint's `returns_count` when the call entered. One that it has outlasted tells nothing of
-        the endpoint as it is now; if it was in vain it is called again as soon as those that were parked."""
+        """`returns`: the endpoint's `returns_count` when the call entered. If the endpoint has returned since, a
+        failure says nothing about its present state; the pledge is then called again as soon as the parked ones."""
         endpoint.in_flight -= 1
         self.in_flight -= 1
         if reached:
-            if endpoint.failures:  # else it is open, and nothing is remembered against it
+            if endpoint.failures:  # else it is open and has no state to reset
                 self._reached(endpoint)
         elif returns is not None and returns != endpoint.returns_count:
             self.park(endpoint, gid)
@@ -151,7 +152,7 @@ class Endpoints:
             self._admit_waiting(endpoint)
 
     def withdraw(self, endpoint: Endpoint) -> None:
-        """Leave without having learnt anything: the call was cancelled."""
+        """Leave without a result: the call was cancelled."""
         endpoint.in_flight -= 1
         self.in_flight -= 1
         endpoint.probing = False
@@ -163,7 +164,7 @@ class Endpoints:
             self._ready.append(endpoint)
 
     def _admit_waiting(self, endpoint: Endpoint) -> None:
-        """A call of `endpoint` has left. Whose turn it is gets the place, which may be another endpoint."""
+        """A call has left `endpoint`. The next waiting call is admitted, which may be one of another endpoint."""
         self._make_ready(endpoint)
         while self._ready and self.in_flight < self._settings.calls_max:
             first = self._ready.popleft()
@@ -174,7 +175,7 @@ class Endpoints:
     def _admit_first(self, endpoint: Endpoint) -> None:
         while endpoint.waiting:
             first = endpoint.waiting.popleft().admitted
-            if not first.done():  # else its owner gave up
+            if not first.done():  # it is if the caller stopped waiting
                 self._admit(endpoint)
                 first.set_result(True)
                 break
@@ -207,13 +208,13 @@ class Endpoints:
         self._closed[endpoint.name] = endpoint
         self.closings_count += 1
         self._schedule_probe(endpoint, self._settings.probe_interval_s, now_s)
-        self._turn_away(endpoint)
+        self._refuse_waiting(endpoint)
 
     def _schedule_probe(self, endpoint: Endpoint, interval_s: float, now_s: float) -> None:
         endpoint.probe_interval_s = min(interval_s, self._settings.probe_interval_max_s)
         endpoint.probe_at_s = now_s + endpoint.probe_interval_s * (0.5 + 0.5 * self._jitter())
 
-    def _turn_away(self, endpoint: Endpoint) -> None:
+    def _refuse_waiting(self, endpoint: Endpoint) -> None:
         waiting, endpoint.waiting = endpoint.waiting, deque()
         self._crowded.pop(endpoint.name, None)
         for item in waiting:
@@ -221,7 +222,7 @@ class Endpoints:
                 item.admitted.set_result(False)
 
     def sweep(self, now_s: float) -> None:
-        """Turn away who waited too long."""
+        """Refuse the calls that have waited too long."""
         for endpoint in tuple(self._crowded.values()):
             while endpoint.waiting and endpoint.waiting[0].until_s <= now_s:
                 item = endpoint.waiting.popleft()
@@ -233,7 +234,7 @@ class Endpoints:
     # ------------------------------------------------------------------------------------------- parking
 
     def park(self, endpoint: Endpoint, gid: str) -> None:
-        """It could not enter; it is to be called when it can."""
+        """The pledge could not enter; it is called again when there is room."""
         if len(endpoint.parked) < PARKED_MAX:
             endpoint.parked[gid] = None
             self._parking[endpoint.name] = endpoint
@@ -244,7 +245,7 @@ class Endpoints:
         endpoint.unreached.clear()
 
     def unpark(self, endpoint: Endpoint, count: int) -> list[str]:
-        """Those that are parked longest."""
+        """Removes and returns the gids that were parked first."""
         gids = list(islice(endpoint.parked, count))
         for gid in gids:
             del endpoint.parked[gid]
@@ -253,7 +254,7 @@ class Endpoints:
         return gids
 
     def room(self, endpoint: Endpoint, *, now_s: float) -> int:
-        """How many parked ones may be called now; of a closed endpoint one, when its probe is due."""
+        """How many parked pledges may be called now; at a closed endpoint one, when its probe is due."""
         if endpoint.closed:
             return 0 if endpoint.probing or now_s < endpoint.probe_at_s else 1
         places = self._settings.calls_per_endpoint_max
@@ -263,13 +264,13 @@ class Endpoints:
         return tuple(self._parking.values())
 
     def hasten(self, url: str) -> None:
-        """Somebody wants it tried now: the next call is the probe."""
+        """An operator wants a retry now: the next call is the probe."""
         self.of(url).probe_at_s = 0.0
 
-    def turn_all_away(self) -> None:
-        """Nothing is called any more."""
+    def refuse_all_waiting(self) -> None:
+        """The coordinator is closing."""
         for endpoint in tuple(self._crowded.values()):
-            self._turn_away(endpoint)
+            self._refuse_waiting(endpoint)
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -283,13 +284,13 @@ class Endpoints:
 
 
 def endpoint_name(url: str) -> str:
-    """What a call of this URL can be hindered by: scheme, host and port, or the queue."""
+    """The endpoint of a URL: scheme, host and port, or the queue."""
     if "://" not in url:
         return f"grpc://{url.partition('/')[0]}"
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme, 0)
-    except ValueError:  # nothing to call there; its caller will say so
+    except ValueError:  # invalid; the call will report it
         return url
     if parts.scheme == "queue":
         return f"queue://{parts.netloc}"

@@ -1,11 +1,11 @@
-"""A pledge as it is stored: what was asked for, which never changes, and how far it got.
+"""A pledge as it is stored: its content, which never changes, and its progress.
 
-    Content   gid, branches, checkback, options: fixed when the gid is first seen. What was `asked` says whether a
-              repeated request is the same one
-    Progress  status, branches done, attempts, when to look at it next. Replaced as a whole, by compare-and-set on
+    Content   gid, branches, checkback, options: fixed by the first request with the gid. A repeated request is compared
+              with what was `asked`
+    Progress  status, branches done, attempts, time of the next action. Replaced as a whole, by compare-and-set on
               `revision`
 
-Both are msgpack arrays in a store; fields are only ever added at the end, with a default. Times are milliseconds since
+Both are stored as msgpack arrays; new fields must be added at the end, with a default. Times are milliseconds since
 1970; durations are seconds.
 """
 
@@ -19,7 +19,7 @@ Status: TypeAlias = Literal["prepared", "submitted", "succeeded", "failed", "dea
 BranchStatus: TypeAlias = Literal["prepared", "succeeded"]
 
 UNFINISHED: Final[tuple[Status, ...]] = ("prepared", "submitted")
-NEVER_MS: Final = (1 << 53) - 1  # of a pledge that nothing has to be done for
+NEVER_MS: Final = (1 << 53) - 1  # `next_at_ms` of a pledge that needs no further action
 
 
 class Branch(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -32,11 +32,11 @@ class Branch(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
 
 
 class Options(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """None: as the coordinator is set."""
+    """None: the coordinator's setting."""
 
     wait_result: bool = False
     concurrent: bool = False
-    timeout_to_fail_s: float | None = None  # after which a prepared pledge is asked about
+    timeout_to_fail_s: float | None = None  # after which the checkback of a prepared pledge is called
     request_timeout_s: float | None = None
     retry_interval_s: float | None = None
     retry_limit: int | None = None  # failed attempts before it is dead
@@ -52,10 +52,10 @@ class Content(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False
     options: Options = Options()
     protocol: str = ""  # "", "http", "grpc", "json-rpc", as in dtm
     custom_data: str = ""
-    steps: tuple[tuple[str, bytes], ...] = ()  # of a request: (url, payload). Stored only where a topic was expanded
+    steps: tuple[tuple[str, bytes], ...] = ()  # of a request: (url, payload). Stored only if a topic was expanded
 
     def asked(self) -> tuple[tuple[str, bytes], ...]:
-        """The steps as a client gave them, topics not expanded: what a repeated request is compared by."""
+        """The steps as the client gave them, with topics not expanded. Repeated requests are compared with them."""
         return self.steps or tuple((branch.url, branch.payload) for branch in self.branches)
 
 
@@ -67,7 +67,7 @@ class BranchProgress(Struct, frozen=True, array_like=True, omit_defaults=True, g
 
 
 class Attempt(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """A call that was made, for people. `branch_id` "00" is a checkback."""
+    """A call, recorded for operators. `branch_id` "00" is the checkback."""
 
     at_ms: int
     branch_id: str
@@ -80,25 +80,25 @@ class Progress(Struct, frozen=True, array_like=True, omit_defaults=True, gc=Fals
     status: Status
     created_ms: int
     updated_ms: int
-    next_at_ms: int  # when it is due; NEVER_MS when nothing has to be done
+    next_at_ms: int  # when it is due; NEVER_MS: never
     branches: tuple[BranchProgress, ...] = ()
     interval_s: float = 0.0  # of the next retry; 0: the base
     failures: int = 0  # in a row
-    aborting: bool = False  # an abort was asked for: the checkback decides, at once
+    aborting: bool = False  # an abort was requested: the checkback is called at once and decides
     finished_ms: int = 0
     rollback_ms: int = 0
     last_error: str = ""
     reason: str = ""  # why it failed or died
     attempts: tuple[Attempt, ...] = ()  # the last few
-    not_before_ms: int = 0  # branches are called no earlier: the delay as a time, of prepare or submit
-    failing_since_ms: int = 0  # the first of `failures`
-    options: Options | None = None  # with what submit added to the content's, if it did
-    held: bool = False  # a coordinator is working on it; should it die, others see it due at next_at_ms
+    not_before_ms: int = 0  # branches are not called earlier: the delay of prepare or submit, as a time
+    failing_since_ms: int = 0  # time of the first of `failures`
+    options: Options | None = None  # the content's with those of submit, if submit gave any
+    held: bool = False  # a coordinator is delivering it; if that one crashes, others see it due at next_at_ms
 
 
 class Pledge(Struct, frozen=True, gc=False):
-    """`revision` counts changes, from 1. `fence` counts claims by coordinators: a change carries the one it was made
-    under, and a store refuses it when another claim came in between."""
+    """`revision` counts changes, from 1. `fence` counts claims by coordinators: a change has the fence under which it
+    was made, and the store refuses it if the pledge was claimed since."""
 
     content: Content
     progress: Progress

@@ -1,10 +1,9 @@
-"""What a pledge coordinator can be told. A pledge's own options come first where they exist.
+"""The settings of a pledge coordinator. A pledge's own options override them.
 
-The defaults of the first three are dtm's, so that its clients meet what they know. The others bound what dtm leaves
-unbounded: how long a back-off grows, how long a delivery that always fails is repeated, how many calls are under way,
-and how many of them one endpoint may occupy.
+The defaults of the first three are dtm's, as its clients expect. The others bound what dtm leaves unbounded: the growth
+of a back-off, the time for which a failing delivery is retried, the calls in flight, in total and per endpoint.
 
-A value of 0 switches a limit off where the description says so.
+Where the description says so, 0 disables a limit.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ CountOrNone = Annotated[int, Meta(ge=0)]
 
 
 class PledgeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`DESCRIPTIONS` says what each is for."""
+    """`DESCRIPTIONS` explains each one."""
 
     timeout_to_fail_s: Seconds = 35.0
     request_timeout_s: Seconds = 3.0
@@ -48,24 +47,24 @@ class PledgeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 DESCRIPTIONS: Final[Mapping[str, str]] = {
-    "timeout_to_fail_s": "a pledge prepared for so long is asked about at its checkback",
-    "request_timeout_s": "a call without an answer for so long has failed",
-    "retry_interval_s": "before the first repetition; doubled with each further one",
-    "backoff_max_s": "the interval is doubled no further than this",
-    "retry_limit": "failed rounds in a row after which a submitted pledge is dead; 0: any number",
-    "dead_after_s": "a submitted pledge that only failed for so long is dead; 0: never",
-    "kept_s": "a finished pledge is remembered for so long, and its gid with it",
-    "wait_result_s": "who waits for the result, or for an abort, is answered no later than this",
-    "alert_webhook": "URL that is told of pledges that fail and of dead ones; empty: nobody is",
-    "alert_after": "failed rounds in a row of which the webhook is told; again at each doubling",
-    "calls_max": "calls under way at a time",
-    "calls_per_endpoint_max": "of them to one endpoint",
-    "waiting_per_endpoint_max": "pledges that wait for a free place at one endpoint; more are put back",
-    "waiting_s": "one that waited there for so long is put back too",
-    "endpoint_failures": "not reached so many times in a row, an endpoint is closed: it is only probed",
-    "probe_interval_s": "before the first probe of a closed endpoint; doubled with each further one",
-    "probe_interval_max_s": "the interval of probes is doubled no further than this",
-    "claim_max": "due pledges taken from the store at once",
-    "lease_s": "for how long they are taken: after a crash others wait so long",
-    "sweep_s": "the store is looked at no less often: for what other coordinators left behind",
+    "timeout_to_fail_s": "time after which the checkback of a prepared pledge is called",
+    "request_timeout_s": "time after which a call without an answer has failed",
+    "retry_interval_s": "pause before the first retry; doubled for each further one",
+    "backoff_max_s": "maximum pause between retries",
+    "retry_limit": "failed rounds in a row after which a submitted pledge is dead; 0: no limit",
+    "dead_after_s": "time of continuous failure after which a submitted pledge is dead; 0: no limit",
+    "kept_s": "how long a finished pledge and its gid are kept",
+    "wait_result_s": "maximum time that a request waits for the result or for an abort",
+    "alert_webhook": "URL to which alerts about failing and dead pledges are posted; empty: none",
+    "alert_after": "failed rounds in a row after which an alert is sent; again at each doubling",
+    "calls_max": "maximum number of calls in flight",
+    "calls_per_endpoint_max": "maximum number of calls in flight to one endpoint",
+    "waiting_per_endpoint_max": "maximum number of calls waiting for one endpoint; pledges beyond it are put back",
+    "waiting_s": "time after which a waiting call gives up and its pledge is put back",
+    "endpoint_failures": "unreachable calls in a row after which an endpoint is closed and only probed",
+    "probe_interval_s": "pause before the first probe of a closed endpoint; doubled for each further one",
+    "probe_interval_max_s": "maximum pause between probes",
+    "claim_max": "maximum number of due pledges claimed from the store at once",
+    "lease_s": "duration of a claim; after a crash other coordinators wait so long",
+    "sweep_s": "maximum time between two checks of the store for pledges of other coordinators",
 }

@@ -1,21 +1,22 @@
-"""What happens to a pledge, as a table and the functions that go by it. Pure: time and chance are arguments.
+"""The state machine of a pledge: a table of transitions, and the functions that apply it. Pure: time and randomness are
+arguments.
 
     prepare ─► prepared ──submit, or the checkback says committed──► submitted ──all branches delivered──► succeeded
                   └──the checkback says rolled back──► failed            └──failed for too long──► dead
                                                                           ◄──────────redrive────────┘
 
-Who decides: a *submit* or the *checkback*, nothing else. No count of questions and no age turns a prepared pledge into
-anything; an abort only asks the checkback sooner. `stop` is the one order of a person that overrides it.
+Only a *submit* or the *checkback* decides. Neither a number of calls nor an age changes a prepared pledge; an abort
+only calls the checkback sooner. `stop` is the only request by an operator that overrides it.
 
-What is compared when a gid comes again: the steps (urls and payloads, topics not expanded), the protocol, and the
-checkback if both requests name one. That is what will be delivered and who decides it; if it differs, it is another
-pledge and is refused. Options and custom_data are how it is delivered, and are not compared: dtm's clients send a delay
-only with submit, other clients send nulls in one request and defaults in the other, and a service that is deployed anew
-with another timeout must be able to finish what it began. Where submit gives an option that prepare did not, it is
-taken over (`Progress.options`); a repeated request changes nothing at all.
+A second request with the same gid is compared with the first: the steps (URLs and payloads, topics not expanded), the
+protocol, and the checkback if both name one. These say what is delivered and who decides; if they differ it is another
+pledge and is refused. Options and custom_data say how it is delivered and are not compared: dtm's clients send a delay
+only with submit, other clients send nulls in one request and defaults in the other, and a service that was redeployed
+with another timeout must be able to finish its pledges. Options that submit gives and prepare did not are used
+(`Progress.options`); a repeated submit changes nothing.
 
-A verdict may come late: a submit overtook the checkback, a person stopped the pledge, another coordinator finished it.
-Late verdicts are moves too, back to the same status: what was delivered is noted, nothing else changes.
+A verdict may be late: a submit overtook the checkback, an operator stopped the pledge, another coordinator finished it.
+A late verdict does not change the status: deliveries are recorded, nothing else changes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ MOVES: Final[Mapping[tuple[Before, Event], Status]] = {
     ("new", "submit"): "submitted",  # a plain message
     ("prepared", "prepare"): "prepared",
     ("prepared", "submit"): "submitted",
-    ("prepared", "abort"): "prepared",  # asked at once
+    ("prepared", "abort"): "prepared",  # the checkback is called at once
     ("prepared", "retry"): "prepared",
     ("prepared", "committed"): "submitted",
     ("prepared", "rolled back"): "failed",
@@ -64,7 +65,7 @@ MOVES: Final[Mapping[tuple[Before, Event], Status]] = {
     ("dead", "submit"): "dead",
     ("dead", "redrive"): "submitted",
     ("dead", "stop"): "failed",
-    ("dead", "all delivered"): "succeeded",  # the last answer came late
+    ("dead", "all delivered"): "succeeded",  # the last answer was late
 }
 
 _CHECKED: Final[tuple[Checked, ...]] = ("committed", "rolled back", "undecided")
@@ -72,14 +73,14 @@ _DELIVERED: Final[tuple[Delivered, ...]] = ("delivered", "all delivered", "not d
 _DECIDED: Final[tuple[Status, ...]] = ("submitted", "succeeded", "failed", "dead")
 _OVER: Final[tuple[Status, ...]] = ("succeeded", "failed", "dead")
 
-#: Verdicts that come late. They change no status.
+#: Late verdicts. They change no status.
 LATE: Final[frozenset[tuple[Before, Event]]] = frozenset(
     {(status, event) for status in _DECIDED for event in _CHECKED}
     | {(status, event) for status in _OVER for event in _DELIVERED if (status, event) not in MOVES}
 )
 
 
-class Heard(Struct, frozen=True, gc=False):
+class CallResult(Struct, frozen=True, gc=False):
     """The result of one call. `index` is the branch's, or CHECKBACK."""
 
     index: int
@@ -90,7 +91,7 @@ class Heard(Struct, frozen=True, gc=False):
 
 
 def move(gid: str, status: Before, event: Event) -> Status:
-    """Raises PledgeDecided for a request that has no place in the table."""
+    """The next status. Raises PledgeDecided for a request that is not in the table."""
     after = MOVES.get((status, event))
     if after is None:
         raise PledgeDecided(gid, status=status, event=event)
@@ -101,7 +102,7 @@ def move(gid: str, status: Before, event: Event) -> Status:
 
 
 def begun(content: Content, event: Literal["prepare", "submit"], *, now_ms: int, settings: PledgeSettings) -> Progress:
-    """The first progress of a gid that was not there."""
+    """The first progress of a new gid."""
     status = move(content.gid, "new", event)
     options = content.options
     not_before_ms = _not_before(options, created_ms=now_ms)
@@ -117,7 +118,7 @@ def begun(content: Content, event: Literal["prepare", "submit"], *, now_ms: int,
 
 
 def compare(known: Content, request: Content) -> None:
-    """Raises ContentDiffers unless `request` asks for what is known under its gid."""
+    """Raises ContentDiffers unless `request` is for the same pledge as the stored content."""
     differing = "steps" if known.asked() != request.asked() else ""
     if (known.protocol or "http") != (request.protocol or "http"):
         differing = "protocol"
@@ -125,13 +126,13 @@ def compare(known: Content, request: Content) -> None:
         differing = "checkback"
     if differing:
         raise ContentDiffers(
-            f"pledge {known.gid} exists with another content ({differing} differ); nothing was changed. "
-            "Use a new gid for another pledge"
+            f"pledge {known.gid} exists with different content ({differing}); nothing was changed. "
+            "Use a new gid for a new pledge"
         )
 
 
 def submitted(content: Content, progress: Progress, request: Content, *, now_ms: int) -> Progress:
-    """The same progress if it was submitted before: nothing is to be done."""
+    """Returns the same progress if it was submitted before."""
     status = move(content.gid, progress.status, "submit")
     if progress.status != "prepared":
         return progress
@@ -146,20 +147,20 @@ def submitted(content: Content, progress: Progress, request: Content, *, now_ms:
 
 
 def aborted(content: Content, progress: Progress, *, now_ms: int) -> Progress:
-    """Asks for the checkback at once; it decides. The same progress if it failed already."""
+    """The checkback is due at once, and decides. Returns the same progress if it failed already."""
     if move(content.gid, progress.status, "abort") == "failed":
         return progress
     return replace(progress, aborting=True, next_at_ms=now_ms, updated_ms=now_ms, interval_s=0.0, held=False)
 
 
 def stopped(content: Content, progress: Progress, *, now_ms: int, reason: str = "") -> Progress:
-    """A person's order: whatever the transaction did, nothing more is delivered."""
+    """An operator's request: deliver nothing more, whatever the transaction's outcome."""
     status = move(content.gid, progress.status, "stop")
     return _ended(progress, status, now_ms=now_ms, reason=reason or "stopped by hand")
 
 
 def retried(content: Content, progress: Progress, *, now_ms: int, settings: PledgeSettings) -> Progress:
-    """Due now; but a delay is kept, and a transaction that has its time left is not asked about."""
+    """Due now, but not before its delay, nor before the time after which a prepared pledge's checkback is called."""
     status = move(content.gid, progress.status, "retry")
     earliest_ms = progress.not_before_ms
     if status == "prepared":
@@ -170,16 +171,16 @@ def retried(content: Content, progress: Progress, *, now_ms: int, settings: Pled
 
 
 def redriven(content: Content, progress: Progress, *, now_ms: int) -> Progress:
-    """A dead pledge is submitted again: what is delivered stays delivered, failures are counted anew."""
+    """A dead pledge is submitted again: deliveries are kept, failures are counted from 0."""
     status = move(content.gid, progress.status, "redrive")
     return _delivering(replace(progress, status=status, finished_ms=0, reason=""), now_ms=now_ms)
 
 
-# ------------------------------------------------------------------------------------------------- the work
+# ------------------------------------------------------------------------------------------------- delivery
 
 
 def due(content: Content, progress: Progress, *, now_ms: int) -> tuple[int, ...]:
-    """The calls to make now: indexes of branches, or CHECKBACK."""
+    """The calls that are due now: indexes of branches, or CHECKBACK."""
     if progress.next_at_ms > now_ms:
         return ()
     if progress.status == "prepared":
@@ -196,31 +197,31 @@ def due(content: Content, progress: Progress, *, now_ms: int) -> tuple[int, ...]
     return open_
 
 
-def heard(
+def apply_results(
     content: Content,
     progress: Progress,
-    answers: Sequence[Heard],
+    answers: Sequence[CallResult],
     *,
     now_ms: int,
     jitter: float,
     settings: PledgeSettings,
 ) -> Progress:
-    """What the answers of one round make of it: one checkback's, or some branches'. `jitter` is in [0, 1).
+    """Applies the results of one round: that of the checkback, or of some branches. `jitter` is in [0, 1).
 
-    The same progress if they came late and nothing is to be noted.
+    Returns the same progress if they are late and there is nothing to record.
     """
     if answers[0].index == CHECKBACK:
-        return _checkback_heard(content, progress, answers[0], now_ms=now_ms, jitter=jitter, settings=settings)
-    return _branches_heard(content, progress, answers, now_ms=now_ms, jitter=jitter, settings=settings)
+        return _apply_checkback(content, progress, answers[0], now_ms=now_ms, jitter=jitter, settings=settings)
+    return _apply_branches(content, progress, answers, now_ms=now_ms, jitter=jitter, settings=settings)
 
 
 def put_back(
     content: Content, progress: Progress, reason: str, *, now_ms: int, jitter: float, settings: PledgeSettings
 ) -> Progress:
-    """It could not be tried: its endpoint is overcrowded or closed. No attempt is counted, the back-off stays.
+    """It was not called, because its endpoint is closed or at its limit. No attempt is counted and the back-off stays.
 
-    Due at any time up to the longest interval. Whoever puts it back calls it as soon as there is room, so being due
-    earlier would only make work, of thousands at a time.
+    It is due at a random time up to the longest interval. The coordinator calls it as soon as there is room, so an
+    earlier time would only cause work, for thousands of pledges at a time.
     """
     longest_s = max(settings.backoff_max_s, base_s(content, progress, settings=settings))
     return replace(
@@ -229,17 +230,17 @@ def put_back(
 
 
 def held(progress: Progress, *, until_ms: int) -> Progress:
-    """As it is stored while a coordinator works on it: should that one die, others see it due then."""
+    """Stored while a coordinator delivers it: if that one crashes, others see it due at `until_ms`."""
     return replace(progress, next_at_ms=until_ms, held=True)
 
 
-def let_go(progress: Progress, *, now_ms: int) -> Progress:
-    """Due now, of one whose holder is known to be dead. The same if it is not held."""
+def released(progress: Progress, *, now_ms: int) -> Progress:
+    """Due now, because the coordinator that held it is dead. Returns the same progress if it is not held."""
     return replace(progress, next_at_ms=now_ms, held=False) if progress.held else progress
 
 
 def base_s(content: Content, progress: Progress, *, settings: PledgeSettings) -> float:
-    """The first interval, as dtm chooses it."""
+    """The first retry interval, chosen as in dtm."""
     options = options_of(content, progress)
     if options.retry_interval_s:
         return options.retry_interval_s
@@ -254,28 +255,32 @@ def options_of(content: Content, progress: Progress) -> Options:
 # ------------------------------------------------------------------------------------------------- verdicts
 
 
-def _checkback_heard(
-    content: Content, progress: Progress, answer: Heard, *, now_ms: int, jitter: float, settings: PledgeSettings
+def _apply_checkback(
+    content: Content, progress: Progress, answer: CallResult, *, now_ms: int, jitter: float, settings: PledgeSettings
 ) -> Progress:
     verdicts: dict[Result, Checked] = {"SUCCESS": "committed", "FAILURE": "rolled back"}
     event = verdicts.get(answer.result, "undecided")
     if (progress.status, event) in LATE:
         return progress
     status = move(content.gid, progress.status, event)
-    progress = replace(progress, attempts=_noted(content, progress, (answer,)), updated_ms=now_ms, status=status)
+    progress = replace(
+        progress, attempts=_with_attempts(content, progress, (answer,)), updated_ms=now_ms, status=status
+    )
     if event == "committed":
         return _delivering(progress, now_ms=now_ms)
     if event == "rolled back":
-        return _ended(progress, status, now_ms=now_ms, reason="the checkback says that it was rolled back")
+        return _ended(
+            progress, status, now_ms=now_ms, reason="the checkback answered that the transaction was rolled back"
+        )
     if answer.result == "ONGOING":
         return _patient(content, progress, now_ms=now_ms, settings=settings)
     return _failing(content, progress, answer.text, now_ms=now_ms, jitter=jitter, settings=settings)
 
 
-def _branches_heard(
+def _apply_branches(
     content: Content,
     progress: Progress,
-    answers: Sequence[Heard],
+    answers: Sequence[CallResult],
     *,
     now_ms: int,
     jitter: float,
@@ -286,7 +291,9 @@ def _branches_heard(
     delivered = "SUCCESS" in results
     if progress.status in _OVER and (not delivered or branches == progress.branches):
         return progress
-    progress = replace(progress, branches=branches, attempts=_noted(content, progress, answers), updated_ms=now_ms)
+    progress = replace(
+        progress, branches=branches, attempts=_with_attempts(content, progress, answers), updated_ms=now_ms
+    )
     if "prepared" not in [branch.status for branch in branches]:
         return _finish(content, progress, now_ms=now_ms)
     event: Event = "delivered" if delivered else "not delivered"
@@ -298,14 +305,14 @@ def _branches_heard(
     failed = [answer for answer in answers if answer.result in ("FAILURE", "ERROR")]
     if failed:
         progress = _failing(content, progress, failed[-1].text, now_ms=now_ms, jitter=jitter, settings=settings)
-        return _judged(content, progress, now_ms=now_ms, settings=settings)
+        return _given_up_if_due(content, progress, now_ms=now_ms, settings=settings)
     if "ONGOING" in results:
         return _patient(content, progress, now_ms=now_ms, settings=settings)
     return progress
 
 
-def _counted(branches: tuple[BranchProgress, ...], answers: Sequence[Heard]) -> tuple[BranchProgress, ...]:
-    """A branch that was delivered stays so, whatever is heard of a repetition."""
+def _counted(branches: tuple[BranchProgress, ...], answers: Sequence[CallResult]) -> tuple[BranchProgress, ...]:
+    """A delivered branch stays delivered, whatever the result of a repeated call."""
     after = list(branches)
     for answer in answers:
         branch = after[answer.index]
@@ -318,7 +325,7 @@ def _counted(branches: tuple[BranchProgress, ...], answers: Sequence[Heard]) -> 
     return tuple(after)
 
 
-def _noted(content: Content, progress: Progress, answers: Sequence[Heard]) -> tuple[Attempt, ...]:
+def _with_attempts(content: Content, progress: Progress, answers: Sequence[CallResult]) -> tuple[Attempt, ...]:
     attempts = list(progress.attempts)
     for answer in answers:
         name = CHECKBACK_ID if answer.index == CHECKBACK else content.branches[answer.index].branch_id
@@ -336,7 +343,7 @@ def _finish(content: Content, progress: Progress, *, now_ms: int) -> Progress:
 def _failing(
     content: Content, progress: Progress, text: str, *, now_ms: int, jitter: float, settings: PledgeSettings
 ) -> Progress:
-    """Full jitter: anything between now and the interval, so that what failed together does not come back together."""
+    """Full jitter: a random time up to the interval, so that pledges that failed together are not retried together."""
     interval_s = progress.interval_s or base_s(content, progress, settings=settings)
     return replace(
         progress,
@@ -354,8 +361,8 @@ def _longer(content: Content, progress: Progress, interval_s: float, *, settings
     return min(2 * interval_s, cap_s)
 
 
-def _judged(content: Content, progress: Progress, *, now_ms: int, settings: PledgeSettings) -> Progress:
-    """Dead after a limit. Only deliveries are given up; a transaction's outcome never is."""
+def _given_up_if_due(content: Content, progress: Progress, *, now_ms: int, settings: PledgeSettings) -> Progress:
+    """Dead after a limit. Only deliveries are given up, never the question for a transaction's outcome."""
     limit = options_of(content, progress).retry_limit or settings.retry_limit
     failing_ms = now_ms - progress.failing_since_ms
     reason = ""
@@ -369,7 +376,7 @@ def _judged(content: Content, progress: Progress, *, now_ms: int, settings: Pled
 
 
 def _patient(content: Content, progress: Progress, *, now_ms: int, settings: PledgeSettings) -> Progress:
-    """ONGOING: whoever was asked is well and wants time."""
+    """ONGOING: the service works and needs more time."""
     return replace(
         progress,
         next_at_ms=now_ms + _ms(base_s(content, progress, settings=settings)),
@@ -382,7 +389,7 @@ def _patient(content: Content, progress: Progress, *, now_ms: int, settings: Ple
 
 
 def _delivering(progress: Progress, *, now_ms: int) -> Progress:
-    """Due as soon as its delay is over, with everything counted anew; over at once if there is nothing to deliver."""
+    """Due when its delay is over, with all counters reset. It succeeds at once if there is nothing to deliver."""
     progress = replace(
         progress,
         next_at_ms=max(now_ms, progress.not_before_ms),
@@ -413,14 +420,14 @@ def _ended(progress: Progress, status: Status, *, now_ms: int, reason: str) -> P
     )
 
 
-# --------------------------------------------------------------------------------------- what a caller is told
+# --------------------------------------------------------------------------------------- delivery state
 
 
 class Delivery(Struct, frozen=True, gc=False):
-    """How far a submitted pledge is. `failing` and `ongoing` are no failure: it is committed, and delivery goes on.
+    """The state of a pledge's delivery. `failing` and `ongoing` are not final: it is committed, and delivery continues.
 
-    started: being delivered. delayed: not before its time. ongoing: a branch wants time. failing: see `error`; it is
-    tried again at `next_at_ms`.
+    started: being delivered. delayed: before its time. ongoing: a branch needs more time. failing: see `error`; it is
+    retried at `next_at_ms`.
     """
 
     state: Literal["succeeded", "started", "delayed", "ongoing", "failing", "failed", "dead", "prepared"]
@@ -447,11 +454,11 @@ def delivery(progress: Progress, *, now_ms: int) -> Delivery:
 
 
 def _merged(prepared: Options, submit: Options) -> Options:
-    """What submit says, where it says something; what prepare said elsewhere."""
-    if submit in (prepared, _UNSAID):
+    """The options of prepare, overridden by those that submit gives."""
+    if submit in (prepared, _DEFAULTS):
         return prepared
-    said = {field.name: getattr(submit, field.name) for field in fields(Options)}
-    return replace(prepared, **{name: value for name, value in said.items() if value != getattr(_UNSAID, name)})
+    given = {field.name: getattr(submit, field.name) for field in fields(Options)}
+    return replace(prepared, **{name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)})
 
 
 def _not_before(options: Options, *, created_ms: int) -> int:
@@ -464,11 +471,11 @@ def _ms(seconds: float) -> int:
 
 
 _UNTRIED: Final = BranchProgress()
-_UNSAID: Final = Options()
+_DEFAULTS: Final = Options()
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram; moves between the same two states share an arrow."""
+    """The table as a Mermaid state diagram; transitions between the same two states share an arrow."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for (before, event), after in MOVES.items():
         arrows.setdefault(("[*]" if before == "new" else before, after), []).append(event)

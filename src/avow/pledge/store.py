@@ -1,13 +1,13 @@
-"""Where pledges live: one small contract, kept by every store and tried by one suite (tests/contract/pledges).
+"""The interface of pledge stores. One test suite (tests/contract/pledges) runs against every store.
 
-A store knows nothing of what a pledge means. It keeps content and progress by gid, replaces progress if nobody else has
-(compare-and-set on revision and fence), and hands out what is due. Everything it has said yes to survives kill -9.
+A store does not interpret pledges. It stores content and progress by gid, replaces progress by compare-and-set (on
+revision and fence), and returns pledges that are due. Everything it has confirmed survives kill -9.
 
-Several coordinators may share a store. Each claims what it works on: a claim gives a lease until a time and raises the
-fence, so that a coordinator that was paused and comes back cannot overwrite what another did meanwhile. A store that is
-one coordinator's own (a replicated lane) claims without cost.
+Several coordinators may share a store. Each claims the pledges it works on: a claim gives a lease until a time and
+increments the fence, so that a coordinator that was paused cannot overwrite later changes of another. In a store with
+one coordinator (a replicated lane) a claim costs nothing.
 
-Calls come from many tasks at once; a store gathers those that wait and performs them together (group commit).
+Many tasks call a store concurrently; it collects waiting operations and performs them together (group commit).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from avow.pledge.record import Pledge, Progress, Status
 
 
 class Filter(Struct, frozen=True):
-    """What to list. Empty and None: any. Both ends of a time are included."""
+    """Which pledges to list. Empty and None: any. Both ends of a time range are included."""
 
     gid: str = ""
     statuses: tuple[Status, ...] = ()
@@ -37,7 +37,7 @@ class Page(Struct, frozen=True):
 
 
 class Topic(Struct, frozen=True):
-    """Subscribers are (url, remark), in the order they came. `version` counts changes from 1."""
+    """Subscribers are (url, remark), in the order of subscription. `version` counts changes from 1."""
 
     name: str
     subscribers: tuple[tuple[str, str], ...]
@@ -48,42 +48,42 @@ class Topic(Struct, frozen=True):
 
 class PledgeStore(Protocol):
     async def insert(self, pledge: Pledge) -> Pledge | None:
-        """None: it is stored. Else the pledge of that gid that was there already; nothing was changed."""
+        """None: it is stored. Else the existing pledge with that gid; nothing was changed."""
 
     async def load(self, gid: str) -> Pledge | None: ...
 
     async def swap(self, before: Pledge, progress: Progress, *, release: bool = False) -> Pledge | None:
-        """Replace the progress if revision and fence are still those of `before`. The new pledge, or None.
+        """Replace the progress if revision and fence are still those of `before`. Returns the new pledge, or None.
 
-        `release` ends the lease with it.
+        `release` also ends the lease.
         """
 
     async def claim(self, *, owner: str, now_ms: int, lease_ms: int, limit: int) -> list[Pledge]:
         """Pledges with next_at_ms <= now and no lease, longest due first, claimed for `owner` with a new fence."""
 
     async def claim_one(self, gid: str, *, owner: str, now_ms: int, lease_ms: int) -> Pledge | None:
-        """That one, due or not, if nobody else has a lease on it."""
+        """Claims that pledge, due or not, if no other owner has a lease on it."""
 
     async def next_due_ms(self) -> int:
-        """When a claim finds something: the earliest next_at_ms, or the end of its lease if later. NEVER_MS if none."""
+        """When a claim will succeed: the earliest next_at_ms, or the end of its lease if later. NEVER_MS if none."""
 
     async def find(self, wanted: Filter, *, position: str = "", limit: int = 100) -> Page:
-        """Newest first, and of one time by gid, the greatest bytes first."""
+        """Newest first; those with the same time by gid, in descending order of bytes."""
 
     async def forget(self, *, finished_before_ms: int, limit: int) -> int:
-        """Remove succeeded and failed pledges that finished before; how many."""
+        """Remove succeeded and failed pledges that finished before; returns their number."""
 
     async def load_topic(self, name: str) -> Topic | None: ...
 
     async def swap_topic(
         self, before: Topic | None, subscribers: Sequence[tuple[str, str]], *, name: str, now_ms: int
     ) -> bool:
-        """Create it (before None), or replace it if its version is still that of `before`. No subscribers: remove."""
+        """Create it (`before` None), or replace it if its version is that of `before`. No subscribers: remove it."""
 
     async def list_topics(self, *, position: str = "", limit: int = 100) -> tuple[list[Topic], str]: ...
 
     async def start(self) -> None:
-        """Open it and make its tables if they are missing."""
+        """Open it, and create its tables if they are missing."""
 
     async def close(self) -> None: ...
 

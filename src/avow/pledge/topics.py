@@ -1,11 +1,11 @@
-"""Topics: names that stand for several branches. `topic://name` is expanded when a pledge is first seen.
+"""Topics: a name for several branches. `topic://name` is expanded at the first request with a gid.
 
-Read from the store each time, so a subscription counts from the moment it is answered, on every coordinator, without a
-restart. A pledge keeps the subscribers it was expanded to: who subscribes later does not get what was pledged before,
-and who leaves still gets it.
+Topics are read from the store each time, so a subscription is effective on every coordinator as soon as it is answered.
+A pledge keeps the subscribers to which it was expanded: a later subscriber does not get it, and one that unsubscribes
+still does.
 
-Changes are compare-and-set, tried again when somebody was faster. A topic without subscribers does not exist: pledging
-to it is refused, rather than delivered to nobody.
+Changes are compare-and-set, retried after a conflict. A topic without subscribers does not exist: a pledge to it is
+refused.
 """
 
 from __future__ import annotations
@@ -33,31 +33,35 @@ class Topics:
         self._check = check
 
     async def subscribe(self, name: str, url: str, *, remark: str = "") -> Topic:
-        """Raises AlreadyExists if that URL subscribes already."""
+        """Raises AlreadyExists if the URL is subscribed already."""
         if not name or len(name.encode()) > TOPIC_NAME_BYTES_MAX:
-            raise InvalidRequest(f"a topic's name has 1 to {TOPIC_NAME_BYTES_MAX} bytes, not {len(name)}")
+            raise InvalidRequest(
+                f"a topic's name must have 1 to {TOPIC_NAME_BYTES_MAX} bytes, not {len(name)}; nothing was changed"
+            )
         if not url or url.startswith(SCHEME):
-            raise InvalidRequest(f"a topic's subscriber is a URL that can be called, not {url!r}")
+            raise InvalidRequest(
+                f"a topic's subscriber must be the URL of a service or queue, not {url!r}; nothing was changed"
+            )
         self._check(url)
 
         def added(subscribers: Subscribers) -> Subscribers:
             if any(known == url for known, _ in subscribers):
-                raise AlreadyExists(f"{url} subscribes to {name} already; nothing was changed")
+                raise AlreadyExists(f"{url} is already subscribed to topic {name}; nothing was changed")
             if len(subscribers) >= TOPIC_SUBSCRIBERS_MAX:
-                raise TooMany(f"topic {name} has {TOPIC_SUBSCRIBERS_MAX} subscribers already; nothing was changed")
+                raise TooMany(f"topic {name} already has {TOPIC_SUBSCRIBERS_MAX} subscribers; nothing was changed")
             return (*subscribers, (url, remark))
 
         return await self._change(name, added)
 
     async def unsubscribe(self, name: str, url: str) -> Topic:
-        """The topic as it is now, perhaps without subscribers. Raises UnknownTopic, UnknownSubscriber."""
+        """Returns the changed topic, which may have no subscribers. Raises UnknownTopic, UnknownSubscriber."""
 
         def removed(subscribers: Subscribers) -> Subscribers:
             if not subscribers:
                 raise UnknownTopic(f"there is no topic {name}; nothing was changed")
             after = tuple(item for item in subscribers if item[0] != url)
             if len(after) == len(subscribers):
-                raise UnknownSubscriber(f"{url} does not subscribe to {name}; nothing was changed")
+                raise UnknownSubscriber(f"{url} is not subscribed to topic {name}; nothing was changed")
             return after
 
         return await self._change(name, removed)
@@ -91,4 +95,6 @@ class Topics:
                 version, created_ms = (1, now_ms) if known is None else (known.version + 1, known.created_ms)
                 return Topic(name, subscribers, version, created_ms, now_ms)
             await asyncio.sleep(0)
-        raise TooMany(f"topic {name} was changed by others {_ATTEMPTS_MAX} times meanwhile; nothing was changed")
+        raise TooMany(
+            f"topic {name} was changed concurrently {_ATTEMPTS_MAX} times; this request changed nothing. Try again"
+        )

@@ -1,17 +1,17 @@
-"""The queues by name, and the cursors of those whose subscribers read many lanes.
+"""The catalog: the queues by name, the cursors of pub-sub queues, and the subscriptions of all queues.
 
-A queue is a name, a replication strategy, a number of lanes and rules of retention. The first three are for life:
-messages find their lane by hashing a key over the number of lanes, and the strategies keep different logs. Only the
-retention rules change. A two-phase queue gets its lanes at once, with consecutive numbers; a pub-sub queue has as many
-routes, and each run of a peer opens a lane of its own for each.
+A queue is a name, a replication strategy, a number of lanes and retention rules. The first three never change: a
+message's lane is the hash of its key modulo the number of lanes, and the strategies have different logs. A two-phase
+queue gets its lanes at creation, with consecutive numbers. A pub-sub queue has as many routes, and each run of a peer
+opens a lane of its own for each.
 
-Subscribers of a two-phase lane keep their cursors in that lane. A subscriber of a pub-sub queue reads lanes that come
-and go with their owners, so its cursor is a vector {lane: version} and is kept here. Each component only grows, and two
-reports may arrive in either order, except by a reset, which replaces the whole vector.
+Cursors of a two-phase lane are in that lane. A subscriber of a pub-sub queue reads lanes that are opened and removed
+with their owners, so its cursor is a vector {lane: version} and is kept here. Each component only grows, so two reports
+may arrive in either order. Only a reset replaces the whole vector.
 
-Who reads for a subscriber is kept here for both strategies (`subscriptions`). A pub-sub queue's cursors move in the
-same log in which their readers change, so here the fence needs no state of its own: a move that names an epoch is taken
-if that is the subscription's at this place in the log, and every lane it names is its member's.
+The readers of a subscriber are kept here for both strategies (`subscriptions`). A pub-sub queue's cursors move in the
+same log in which their readers change, so a fence needs no state of its own here: a move that names an epoch is
+accepted if the subscription has that epoch at this position of the log, and every lane it names belongs to its member.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from msgspec.structs import replace
 
 from avow.queue import subscriptions
 from avow.queue.commands import LaneCursorsCommand, QueueCommand, RetentionRules, Strategy, SubscriptionCommand
+from avow.queue.entry_outcome import DONE, Outcome
 from avow.queue.lane_table import Lane, LaneTable
-from avow.queue.outcomes import DONE, Outcome
 from avow.queue.subscriptions import Member, Subscription
 
 
 class VectorCursor(Struct, frozen=True, array_like=True):
-    """A lane that is not in `versions` was not read yet."""
+    """Lanes missing in `versions` were not read yet."""
 
     versions: dict[int, int] = {}
     hold: bool = False
 
 
 class Queue(Struct, frozen=True, array_like=True):
-    """`first_lane`: two-phase, the first of `lanes` numbers. Pub-sub, the number that frames about the queue carry; its
-    lanes are opened by the runs of peers and numbered then. `founders` are the first voters of a two-phase queue's
-    lanes: whoever is among them and holds nothing of a lane begins it."""
+    """`first_lane`: for two-phase, the first of `lanes` consecutive lane numbers; for pub-sub, the number in frames
+    about the queue, whose lanes get their numbers when runs of peers open them. `founders` are the first voters of a
+    two-phase queue's lanes: a founder that holds nothing of a lane begins it with the initial snapshot."""
 
     name: str
     strategy: Strategy
@@ -46,9 +46,9 @@ class Queue(Struct, frozen=True, array_like=True):
     first_lane: int
     retention: RetentionRules
     subscribers: dict[str, VectorCursor] = {}
-    peers: tuple[int, ...] = ()  # who holds it; empty: every voter of the cluster
+    peers: tuple[int, ...] = ()  # the peers that hold it; empty: every voter of the cluster
     founders: tuple[int, ...] = ()
-    subscriptions: dict[str, Subscription] = {}  # by subscriber; only those that somebody reads for
+    subscriptions: dict[str, Subscription] = {}  # by subscriber; only those with a reader
 
 
 class Catalog:
@@ -83,8 +83,8 @@ class Catalog:
             for index in range(queue.lanes)
         }
 
-    def settled_open(self, name: str, route: int) -> Outcome | None:
-        """The refusal of a lane for this queue, or None. No name: a lane that serves no queue in particular."""
+    def open_refusal(self, name: str, route: int) -> Outcome | None:
+        """Why a lane cannot be opened for this queue, or None. An empty name: a lane that belongs to no queue."""
         if not name:
             return None
         queue = self.by_name.get(name)
@@ -111,7 +111,7 @@ class Catalog:
         return DONE
 
     def subscribe(self, command: SubscriptionCommand, *, epoch: int) -> Outcome:
-        """`epoch`: a number above every one given before; it is the subscription's if this changes it."""
+        """`epoch`: higher than all earlier ones; it becomes the subscription's epoch if the command changes it."""
         if command.action == "forget":
             for queue in self.by_name.values():
                 subscriptions.forget(queue.subscriptions, command.peer, epoch=epoch)
@@ -129,14 +129,14 @@ class Catalog:
         return subscriptions.join(named.subscriptions, command, epoch=epoch, members_max=self.members_max)
 
     def readers(self) -> Iterator[tuple[str, str, Member]]:
-        """(queue, subscriber, member) for every member there is."""
+        """(queue, subscriber, member) for every member of every subscription."""
         for queue in self.by_name.values():
             for subscriber, subscription in queue.subscriptions.items():
                 for member in subscription.members:
                     yield queue.name, subscriber, member
 
     def held_at(self, lane: Lane) -> int | None:
-        """The lowest cursor with a hold in this lane; a subscriber that has not read it holds it whole."""
+        """The lowest cursor with a hold in this lane; 0 for a subscriber with a hold that has not read it."""
         queue = self.by_name.get(lane.queue)
         cursors = queue.subscribers.values() if queue else ()
         return min((c.versions.get(lane.number, 0) for c in cursors if c.hold), default=None)
@@ -162,7 +162,7 @@ class Catalog:
 
 
 def _again(command: QueueCommand, queue: Queue) -> Outcome:
-    """Creating what is already there exactly so is done; anything else by that name is another queue."""
+    """Creating a queue again with the same settings is done; with other settings it is ALREADY_EXISTS."""
     asked = (command.strategy, command.lanes, command.retention, tuple(sorted(set(command.peers))))
     same = asked == (queue.strategy, queue.lanes, queue.retention, queue.peers)
     return _numbers(queue) if same else Outcome("ALREADY_EXISTS")
@@ -173,7 +173,7 @@ def _numbers(queue: Queue) -> Outcome:
 
 
 def _reads(subscription: Subscription | None, command: LaneCursorsCommand) -> bool:
-    """The command is of this epoch of the subscription, and of the member that all its lanes belong to."""
+    """Whether the command has the subscription's epoch and all its lanes belong to its member."""
     if subscription is None or subscription.epoch != command.epoch:
         return False
     readers = (subscriptions.reader_of(subscription, lane) for lane, _ in command.versions)
@@ -181,7 +181,7 @@ def _reads(subscription: Subscription | None, command: LaneCursorsCommand) -> bo
 
 
 def _readable(queue: Queue, lanes: LaneTable, number: int, version: int) -> bool:
-    """A cursor may stand there. A lane that was forgotten is accepted and left out: its reader is merely late."""
+    """Whether a cursor may be at this version. A removed lane is accepted and ignored: its reader is only late."""
     lane = lanes.by_number.get(number)
     if lane is None:
         return number < lanes.next_number

@@ -1,16 +1,16 @@
-"""The commands inside entries, as values, and their bytes.
+"""The commands in entries, as values, and their encoding.
 
 An entry without messages carries a command in `control`: publish this transaction, move that cursor. The bytes come
-from clients and from other peers, and once committed they are applied by every peer, so two places read them with
-different manners. At the edge, before anything is stored, `encode` and `decode` raise a named error. In the state
-machines the same `decode` is called first, before anything is changed, and its error becomes the entry's outcome.
+from clients and other peers, and every peer applies them once they are committed. Where requests enter, `encode` and
+`decode` raise an error before anything is stored. A state machine calls the same `decode` before it changes anything,
+and the error's code becomes the entry's outcome.
 
 The bytes are msgpack arrays in the order of the fields. Fields are only ever added at the end, with a default. An
 array with more fields than this version knows is refused, because applying half a command would make peers differ.
-Bounds on names and numbers are in the types: a version fits 62 bits, so no sum of versions leaves 64.
+Limits of names and numbers are in the types: a version fits in 62 bits, so sums of versions fit in 64.
 
-Two kinds mean different things in a queue's own lane and in the metadata lane (CURSOR, TRIM): there, a pub-sub queue
-has many lanes and its cursors are vectors. Hence two tables.
+CURSOR and TRIM have different commands in a queue's own lane and in the metadata lane, where a pub-sub queue has many
+lanes and its cursors are vectors. Hence two tables.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ SubscriptionAction: TypeAlias = Literal["join", "leave", "forget"]
 
 
 class Command(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """An array of fields; see the head of the module."""
+    """An array of fields; see the module's docstring."""
 
 
 class StageCommand(Command, frozen=True, gc=False):
-    """The batch beside it belongs to `txn`. The latest deadline of a transaction's stages holds."""
+    """The entry's batch belongs to `txn`. The latest deadline of a transaction's stages applies."""
 
     txn: TransactionName
     deadline_ms: Natural  # milliseconds since 1970
-    part: Natural = 0  # one of several writers, or an attempt of one; 0: there are no parts
+    part: Natural = 0  # one of several writers, or one attempt of a writer; 0: no parts
 
 
 class TransactionCommand(Command, frozen=True, gc=False):
-    """PUBLISH or DISCARD. `deadline`: a coordinator discards what its client left undecided.
+    """PUBLISH or DISCARD. Reason `deadline`: a coordinator discards an undecided transaction.
 
-    `parts`: of these parts only, each with the number of its messages (of a discard any number will do).
+    `parts`: only these parts, each with its number of messages (ignored by a discard).
     """
 
     txn: TransactionName
@@ -71,23 +71,23 @@ class TransactionCommand(Command, frozen=True, gc=False):
 
 
 class CursorCommand(Command, frozen=True, gc=False):
-    """A subscriber has everything up to `version`. `hold` None leaves the hold as it is.
+    """A subscriber has processed everything up to `version`. `hold` None leaves the hold unchanged.
 
-    `epoch` names the reader. With version 0 and a higher epoch than the lane has heard it is a fence: the lane is this
-    reader's from here on. A reader moves the cursor with the epoch it fenced the lane with, and with no other, also
-    when its subscription has a later one by now: see `subscriptions`.
+    `epoch` identifies the reader. With version 0 and a higher epoch than the lane has seen, the command is a fence:
+    this reader owns the lane from here on. A reader moves the cursor only with the epoch of its fence, even if its
+    subscription has a later epoch by then: see `subscriptions`.
     """
 
     subscriber: SubscriberName
     version: Natural = 0
     hold: bool | None = None
-    reset: bool = False  # the cursor becomes `version` even if that is a step back
+    reset: bool = False  # the cursor becomes `version`, even if that is lower
     remove: bool = False
-    epoch: Natural = 0  # 0: no reader of a subscription, but whoever may move cursors
+    epoch: Natural = 0  # 0: the command comes from a client with the right to move cursors, not from a reader
 
 
 class TrimCommand(Command, frozen=True, gc=False):
-    """Remove versions up to and including this one, as far as holds allow. `rule` says why, for people."""
+    """Remove versions up to and including this one, as far as holds allow. `rule` is the reason, for people."""
 
     upto_version: Natural
     rule: TrimRule = "asked"
@@ -103,32 +103,33 @@ class RetentionRules(Command, frozen=True, gc=False):
 
     age_s: Natural | None = None
     size_bytes: Natural | None = None
-    passed: bool = False  # what every subscriber has passed (and there is at least one)
+    passed: bool = False  # versions that every subscriber has passed, if there is a subscriber
 
 
 class QueueCommand(Command, frozen=True, gc=False):
-    """`change` replaces the retention rules; strategy and lanes are for life. `delete` reads the name only."""
+    """`change` replaces the retention rules; strategy and lanes never change. `delete` reads only the name."""
 
     action: Action
     name: QueueName
     strategy: Strategy = "two-phase"
     lanes: LaneCount = 1
     retention: RetentionRules = RetentionRules()
-    peers: Peers = ()  # two-phase only: who holds it; empty: every voter of the cluster
+    peers: Peers = ()  # two-phase only: the peers that hold it; empty: every voter of the cluster
 
 
 class PeerCommand(Command, frozen=True, gc=False):
-    """What a peer says of itself (announce, ready), what is asked for it (join, leave), and the end of it (gone)."""
+    """A peer announces itself (announce, ready), an operator changes the cluster (join, leave), the end of a peer
+    (gone)."""
 
     action: PeerAction
-    number: PeerNumber = 0  # of a join: 0, the answer names the number it got
+    number: PeerNumber = 0  # 0 in a join: the answer contains the assigned number
     identity: Identity = b""  # the uuid of its data folder
-    link: Address = ""  # host:port other peers reach it at
-    api: Address = ""  # the URL clients reach it at
+    link: Address = ""  # host:port for other peers
+    api: Address = ""  # URL for clients
 
 
 class LaneOpenCommand(Command, frozen=True, gc=False):
-    """A run of a peer asks for a lane of its own. `queue` may be empty: a lane that serves no queue in particular."""
+    """A run of a peer requests a lane of its own. `queue` may be empty: a lane that belongs to no queue."""
 
     peer: PeerNumber
     incarnation: Positive
@@ -137,7 +138,7 @@ class LaneOpenCommand(Command, frozen=True, gc=False):
 
 
 class LaneEndCommand(Command, frozen=True, gc=False):
-    """`end` counts entries, which peers replicate; `last_version` counts messages, which cursors name."""
+    """`end` is a position (entries, for replication), `last_version` a version (messages, for cursors)."""
 
     lane: Positive
     end: Natural
@@ -148,7 +149,7 @@ class LaneEndCommand(Command, frozen=True, gc=False):
 class LaneCursorsCommand(Command, frozen=True, gc=False):
     """CURSOR in the metadata lane: (lane, version) pairs. `reset` replaces the whole vector.
 
-    With an `epoch` it must be the subscription's present one, and every lane named must be `member`'s.
+    An `epoch` must be the subscription's current one, and every lane named must belong to `member`.
     """
 
     queue: QueueName
@@ -162,10 +163,10 @@ class LaneCursorsCommand(Command, frozen=True, gc=False):
 
 
 class SubscriptionCommand(Command, frozen=True, gc=False):
-    """Who reads for a subscriber: `member` (may be empty: alone) over `channel`, which ends at `peer`.
+    """Changes the readers of a subscriber: `member` (empty: reads alone) over `channel`, which ends at `peer`.
 
-    `join` without a name takes over from everybody. `leave` reads member and channel, and does nothing unless both are
-    there still. `forget` reads the peer only: none of its channels, in whichever queue, reads for anybody any more.
+    `join` without a name takes over from all members. `leave` reads member and channel and does nothing unless both
+    still match. `forget` reads only the peer: it removes all members at that peer, in every queue.
     """
 
     queue: Annotated[str, Meta(max_length=limits.QUEUE_NAME_CHARS_MAX)]
@@ -177,7 +178,7 @@ class SubscriptionCommand(Command, frozen=True, gc=False):
 
 
 class LaneTrimCommand(Command, frozen=True, gc=False):
-    """TRIM in the metadata lane. An ended lane trimmed to its end is forgotten."""
+    """TRIM in the metadata lane. An ended lane that is trimmed to its end is removed."""
 
     lane: Positive
     upto_version: Natural
@@ -210,7 +211,7 @@ _decoders: Final[dict[type[Command], Decoder[Command]]] = {
 
 
 def encode(command: Command) -> bytes:
-    """The control bytes of a command. What `decode` would refuse is refused here, before anything is stored."""
+    """The control bytes of a command. Raises what `decode` would raise, before anything is stored."""
     try:
         control = _encoder.encode(command)
     except (OverflowError, UnicodeEncodeError) as cause:
@@ -224,12 +225,12 @@ def decode(kind: int, control: bytes, *, metadata: bool = False) -> Command:
     command = (METADATA_COMMANDS if metadata else QUEUE_COMMANDS).get(kind)
     if command is None:
         name = Kind.NAMES[kind] if 0 <= kind < len(Kind.NAMES) else kind
-        raise InvalidRequest(f"an entry of kind {name} carries no command in this lane; nothing was changed")
+        raise InvalidRequest(f"entries of kind {name} have no command in this lane; nothing was changed")
     return _decode(command, control)
 
 
 def decode_or_code(kind: int, control: bytes, *, metadata: bool = False) -> Command | str:
-    """As `decode`, with the error's code in place of the error: for a state machine, which must not raise."""
+    """Like `decode`, but returns the code of an error instead of raising it: a state machine must not raise."""
     try:
         return decode(kind, control, metadata=metadata)
     except AvowError as error:
@@ -239,10 +240,13 @@ def decode_or_code(kind: int, control: bytes, *, metadata: bool = False) -> Comm
 def _decode(command: type[Command], control: bytes) -> Command:
     name = command.__name__
     if len(control) > limits.CONTROL_SIZE_BYTES_MAX:
-        raise TooLarge(f"{name}: {len(control)} bytes, at most {limits.CONTROL_SIZE_BYTES_MAX}; nothing was changed")
+        raise TooLarge(
+            f"{name} has {len(control)} bytes, more than the maximum of {limits.CONTROL_SIZE_BYTES_MAX}; nothing was "
+            "changed. Name fewer lanes, peers or parts"
+        )
     try:
         return _decoders[command].decode(control)
     except ValidationError as cause:
         raise InvalidRequest(f"{name}: {cause}; nothing was changed") from cause
     except ValueError as cause:  # msgspec's DecodeError, and UnicodeDecodeError from inside a name
-        raise Malformed(name, expected="the msgpack of its fields", found=str(cause)) from cause
+        raise Malformed(name, expected="its fields as msgpack", found=str(cause)) from cause

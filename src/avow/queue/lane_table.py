@@ -1,20 +1,19 @@
-"""The pub-sub lanes: who opened which, under which membership, and where each one ended.
+"""The table of pub-sub lanes: the run that opened each, its voters, and where it ended.
 
-A pub-sub lane belongs to one run of one peer. Two things about it need agreement although writing to it does not: its
-number, because frames and cursors name lanes by small integers, and its end once its owner is gone, because peers that
-hold copies of different length must stop at the same version. Both are entries of the metadata lane, so both are
-decided by whichever entry comes first in one log.
+A pub-sub lane belongs to one run of one peer. Writing to it needs no agreement, but two things do: its number, because
+frames and cursors name lanes by small integers, and its end once its owner is gone, because peers with copies of
+different length must stop at the same version. Both are entries of the metadata lane, so the first entry decides.
 
     (nothing) --open--> open --end--> ended --trimmed to its end--> forgotten
-                         | a later run of the peer opens a lane, in whichever queue, or the peer is no voter any more
-                         `--> orphaned: nobody appends; whoever sees it may fence it and propose its end
+                         | a later run of the peer opens a lane, in any queue, or the peer is no longer a voter
+                         `--> orphaned: nothing is appended; any peer may fence it and propose its end
 
-The lanes of a queue that is deleted are forgotten at once, open or not. Nobody can read them any more, so nobody needs
-to agree on where they end, and no change of voters waits for them.
+The lanes of a deleted queue are forgotten at once, open or not. They can no longer be read, so no agreement on their
+ends is needed, and no change of voters waits for them.
 
-The voters of a lane are those in force where its opening lies in the log, for the lane's whole life: its owner counts
-its quorums among them and so does the fence. A number is never given out twice. As long as a lane is open, the same
-run asking again for the same route is told its number; once it has ended, that run gets another lane.
+The voters of a lane are those in force at the position of its opening, for its whole life: its owner and the fence both
+count quorums among them. A number is never reused. While a lane is open, the same run gets the same number for the same
+route; after the lane has ended, that run gets another lane.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from msgspec.structs import replace
 
 from avow.errors import Malformed
 from avow.queue.commands import LaneEndCommand, LaneOpenCommand
-from avow.queue.outcomes import Outcome
+from avow.queue.entry_outcome import Outcome
 
 Run: TypeAlias = tuple[int, int, str, int]  # peer, incarnation, queue, route
 
@@ -70,7 +69,7 @@ class LaneTable:
         self.open_runs: dict[Run, int] = {}
 
     def take(self, count: int) -> int:
-        """The first of `count` numbers that nobody else will get."""
+        """Reserve `count` numbers; returns the first."""
         first = self.next_number
         self.next_number += count
         return first
@@ -90,7 +89,7 @@ class LaneTable:
         return Outcome("", number, number)
 
     def end(self, command: LaneEndCommand) -> Outcome:
-        """The first end to be committed holds. A proposal of another one is told so."""
+        """The first committed end is final. A proposal of another end gets LANE_ENDED with the final one."""
         lane = self.by_number.get(command.lane)
         if lane is None:
             return Outcome("INVALID_REQUEST")
@@ -102,7 +101,7 @@ class LaneTable:
         return Outcome("", 0, command.end)
 
     def trim(self, lane: Lane, upto: int) -> tuple[Outcome, bool]:
-        """Also: whether the lane is forgotten by it. The caller has already stopped `upto` at the holds."""
+        """(outcome, whether the lane is forgotten now). The caller has already limited `upto` by the holds."""
         target = max(lane.trimmed_to, min(upto, lane.last_version) if lane.ended else upto)
         forgotten = lane.ended and target >= lane.last_version
         if forgotten:
@@ -117,7 +116,7 @@ class LaneTable:
                 self.by_number[lane.number] = replace(lane, orphaned=True)
 
     def forget_queue(self, queue: str) -> None:
-        """The queue is gone. Its name may come back, and must not meet the lanes of its namesake."""
+        """The queue was deleted. A later queue of the same name must not get its lanes."""
         for lane in [lane for lane in self.by_number.values() if lane.queue == queue]:
             self.open_runs.pop(lane.run, None)
             del self.by_number[lane.number]
@@ -127,7 +126,7 @@ class LaneTable:
         return [lane for lane in self.by_number.values() if not lane.ended]
 
     def fill(self, lanes: Iterable[Lane], *, serving: Iterable[int]) -> None:
-        """From a snapshot. `serving` are the lanes of `open_runs`, in its order."""
+        """Fill from a snapshot. `serving`: the lanes of `open_runs`, in its order."""
         self.by_number.update((lane.number, lane) for lane in lanes)
         for number in serving:
             if number not in self.by_number:

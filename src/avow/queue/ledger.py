@@ -1,43 +1,43 @@
-"""The rules by which committed entries change a two-phase lane, without the places of its messages.
+"""The ledger: the rules by which committed entries change a two-phase lane, without the positions of its messages.
 
-Every peer applies the same entries in the same order and must reach the same answers, including for entries nobody can
-understand: a half-written command, a kind of a later version, a write id that was seen before. None of these may stop
-a lane or be applied in part. So each entry goes through the same three steps: is its write id known (then the first
-outcome is the answer and nothing changes), is its command readable and not yet settled (else the outcome is a code
-and nothing changes), and only then the change itself, which cannot fail.
+Every peer applies the same entries in the same order and must compute the same answers, also for entries that cannot be
+decoded: a truncated command, a kind of a later version, a known write id. None of these may stop a lane or be applied
+in part. So each entry goes through three steps. If its write id is known, the first outcome is the answer and nothing
+changes. If its command cannot be decoded, or would change nothing (`early_outcome`), nothing changes. Otherwise the
+change is made, and it cannot fail.
 
-The same rules answer a second question: what *will* an entry do that a coordinator has appended and no quorum has
-stored? A ledger knows versions but not where they lie, so a copy (`fork`) is cheap enough to run ahead of the committed
-one. `state` adds the places, `projection` the running ahead.
+The same rules predict the effect of an entry that a coordinator has appended and no quorum has stored yet. A ledger
+knows versions but not their positions, so a copy (`fork`) is cheap enough to run ahead of the committed one. `state`
+adds the positions, `projection` runs ahead.
 
-A merged entry carries small batches of several clients: `writes` lists (write id, offset, count) of each. They cover
-the batch from its first message to its last. If one of the ids is known already, exactly its messages stay hidden.
+A merged entry has small batches of several clients: `writes` lists (write id, offset, count) of each. They cover the
+batch from its first message to its last. If one of the ids is known already, only its messages stay hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
 from avow import limits
 from avow.queue.commands import Command, CursorCommand, StageCommand, TransactionCommand, TrimCommand, decode_or_code
-from avow.queue.outcomes import DONE, Outcome
+from avow.queue.entry_outcome import DONE, Outcome
 from avow.queue.subscribers import Subscribers
 from avow.queue.transactions import Parts, Transactions
-from avow.queue.visible import VersionCount
+from avow.queue.visible_index import VersionCount
 from avow.queue.write_ids import Recent
 from avow.wire.messages import Entry, Kind
 
 Writes: TypeAlias = Sequence[tuple[bytes, int, int]]
 
-_DATA = Kind.DATA
-_COUNT_MAX = limits.BATCH_COUNT_MAX
+_DATA: Final = Kind.DATA
+_COUNT_MAX: Final = limits.BATCH_COUNT_MAX
 
 
 class Bounds(Struct, frozen=True, array_like=True, gc=False):
-    """Sizes of the lane's memory. They decide outcomes, so all peers share them and snapshots carry them."""
+    """Sizes of the lane's windows. They decide outcomes, so all peers use the same ones and snapshots contain them."""
 
     write_ids: int = limits.WRITE_ID_WINDOW_COUNT
     decided_transactions: int = limits.DECIDED_TRANSACTIONS_COUNT
@@ -73,7 +73,7 @@ class Ledger:
         return self.versions.trimmed_to
 
     def apply(self, entry: Entry, writes: Writes = ()) -> Outcome:
-        """The entry's outcome. With `writes`, that of the whole entry; `outcome_of` has that of each write."""
+        """Apply an entry; returns its outcome. With `writes`: `outcome_of` returns the outcome of each write."""
         position = entry.position
         assert position == self.position + 1, f"entry {position} cannot follow {self.position}"
         self.position = position
@@ -98,16 +98,16 @@ class Ledger:
         return outcome
 
     def outcome_of(self, write_id: bytes) -> Outcome | None:
-        """What came of a write, if it is remembered."""
+        """The outcome of a write, if it is remembered."""
         return self.write_ids.get(write_id)
 
-    def settled(self, kind: int, control: bytes) -> Outcome | None:
-        """What an entry with this command would be answered without changing anything; None if it would change."""
+    def early_outcome(self, kind: int, control: bytes) -> Outcome | None:
+        """The outcome of a command that would change nothing; None: it would change something."""
         command = decode_or_code(kind, control)
-        return Outcome(command) if isinstance(command, str) else self._settled(kind, command)
+        return Outcome(command) if isinstance(command, str) else self._early_outcome(kind, command)
 
     def fork(self) -> Ledger:
-        """A copy that can run ahead. Outcomes and names are shared; the places of messages are left out."""
+        """A copy that can run ahead. Outcomes and names are shared; the positions of messages are left out."""
         other = Ledger(VersionCount(end=self.end, trimmed_to=self.trimmed_to), bounds=self.bounds)
         other.position, other.refused = self.position, self.refused
         other.write_ids = self.write_ids.copy()
@@ -126,20 +126,20 @@ class Ledger:
         command = decode_or_code(kind, entry.control)
         if isinstance(command, str):
             return Outcome(command)
-        settled = self._settled(kind, command)
-        return self._perform(entry, command) if settled is None else settled
+        outcome = self._early_outcome(kind, command)
+        return self._perform(entry, command) if outcome is None else outcome
 
-    def _settled(self, kind: int, command: Command) -> Outcome | None:
+    def _early_outcome(self, kind: int, command: Command) -> Outcome | None:
         match command:
             case StageCommand():
-                return self.transactions.settled_stage(command.txn)
+                return self.transactions.stage_outcome(command.txn)
             case TransactionCommand() if kind == Kind.PUBLISH:
-                return self.transactions.settled_publish(command.txn, command.parts)
+                return self.transactions.publish_outcome(command.txn, command.parts)
             case TransactionCommand():
                 expired = command.reason == "deadline"
-                return self.transactions.settled_discard(command.txn, expired=expired)
+                return self.transactions.discard_outcome(command.txn, expired=expired)
             case CursorCommand():
-                return self.subscribers.settled(command, end=self.end)
+                return self.subscribers.refusal(command, end=self.end)
             case _:
                 return None
 
@@ -169,7 +169,7 @@ class Ledger:
         return Outcome("", first, versions.end)
 
     def trim_limit(self, upto: int) -> int:
-        """How far a trim to `upto` may go: not past the end, a hold, or back."""
+        """How far a trim to `upto` may go: never beyond the end or a hold, and never back."""
         held = self.subscribers.held_at()
         allowed = min(upto, self.end if held is None else min(self.end, held))
         return max(self.trimmed_to, allowed)
@@ -195,7 +195,7 @@ class Ledger:
         return Outcome("", first, self.end)
 
     def _show_unknown(self, entry: Entry, writes: Writes) -> None:
-        """Everything but the messages of writes that are known already."""
+        """Make everything visible except the messages of writes that are known already."""
         shown_from = 0
         for write_id, offset, count in writes:
             if write_id and self.write_ids.get(write_id) is not None:
@@ -214,7 +214,7 @@ class Ledger:
 
 
 def _covers(count: int, writes: Writes) -> bool:
-    """The writes follow one another without a gap, from the batch's first message to its last."""
+    """Whether the writes cover the batch without gaps, from its first message to its last."""
     following = 0
     for _, offset, length in writes:
         if offset != following or length < 0:

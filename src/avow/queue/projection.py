@@ -1,44 +1,45 @@
-"""What the lane will be once everything its coordinator has appended is committed.
+"""The projected state of a lane: as it will be when everything its coordinator has appended is committed.
 
-A coordinator answers some writes before it stores anything: this write id is known, the lane does not end where you
-expect. It has entries in flight by then, hundreds of them, and "where the lane ends" must count them, or two writes
-that expect the same end would both be taken. The committed state does not know them yet and must not.
+A coordinator answers some writes without appending anything: the write id is known, or the lane does not end at the
+expected version. It may have hundreds of entries in flight, and "where the lane ends" must count them, or two writes
+that expect the same end would both be accepted. The committed state must not contain them yet.
 
-A shadow that imitates the rules for the entries in flight would have to imitate every bound and every refusal too, and
-each difference would show as a wrong NOT_EQUAL. So there is no shadow: a fork of the ledger runs ahead with the rules
-themselves. It costs a second application of each entry on the one peer that coordinates, and a copy of the windows at
-a take-over. Take-over means `rebuild`: the entries after the committed ones may be others than before.
+A separate implementation of the rules for entries in flight would have to repeat every limit and every refusal, and
+each difference would show as a wrong NOT_EQUAL. So a fork of the ledger applies the entries in flight with the same
+rules. The cost is a second application of each entry on the coordinator, and a copy of the windows at a take-over. A
+take-over calls `rebuild`, because the entries after the committed ones may differ from before.
 
-Two rules on what is refused. NOT_EQUAL is answered from the entries in flight, because appending would break the
-condition. Anything else is refused only if the committed state already says so: what is in flight may yet be lost, and
-then a refusal that quoted it would have been false. In doubt an entry is appended and its outcome is the answer.
+NOT_EQUAL is answered from the entries in flight, because appending would violate the condition. Anything else is
+refused only if the committed state already says so: entries in flight may be lost, and then a refusal that depends on
+them would have been wrong. In doubt an entry is appended and the answer is its outcome.
 
-A refusal speaks for the log this peer holds. A peer that may have been superseded confirms its ballot first.
+A refusal depends on the log of this peer. A coordinator that may have been deposed confirms its ballot first.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from msgspec import Struct
 
+from avow.queue.entry_outcome import Outcome
 from avow.queue.ledger import Ledger, Writes
-from avow.queue.outcomes import Outcome
 from avow.queue.state import NO_CONDITION, QueueState
 from avow.wire.messages import Entry, Kind
 
-_WITHOUT_COMMAND = frozenset({Kind.NOOP, Kind.DATA})
+_WITHOUT_COMMAND: Final = frozenset({Kind.NOOP, Kind.DATA})
 
 
 class Known(Struct, frozen=True, gc=False):
-    """Nothing to append. `outcome`: the answer. Without one: it is that of the entry in flight at `position`."""
+    """Nothing to append. The answer is `outcome`; None: the outcome of the entry in flight at `position`."""
 
     outcome: Outcome | None = None
     position: int = 0
 
 
-class Refusal(Struct, frozen=True, gc=False):
+class EarlyRefusal(Struct, frozen=True, gc=False):
     """Nothing was appended. For NOT_EQUAL `last_version` is the end the lane will have; else as in `Outcome`."""
 
     code: str
@@ -52,13 +53,14 @@ def no_writes(entry: Entry) -> Writes:  # noqa: ARG001
 
 
 class Projection:
-    """Tell it of each entry the coordinator appends, in order. It sees by itself what the state has applied."""
+    """Call `appended` for each entry that the coordinator appends, in order. It reads from the state what was
+    applied."""
 
     def __init__(self, state: QueueState) -> None:
         self._state = state
         self._ahead: Ledger = state.fork()
         self._in_flight: dict[bytes, int] = {}
-        self._order: deque[tuple[int, list[bytes]]] = deque()  # (position, ids that are in flight there first)
+        self._order: deque[tuple[int, list[bytes]]] = deque()  # (position, write ids first appended there)
 
     @property
     def end(self) -> int:
@@ -66,7 +68,7 @@ class Projection:
 
     @property
     def position(self) -> int:
-        """The last entry it was told of."""
+        """The last appended entry."""
         return self._ahead.position
 
     def appended(self, entry: Entry, writes: Writes = ()) -> None:
@@ -97,27 +99,27 @@ class Projection:
 
     def check(
         self, kind: int, *, write_id: bytes = b"", expected: int = NO_CONDITION, control: bytes = b""
-    ) -> Known | Refusal | None:
-        """None: append it. Otherwise the answer; see the head of the module for what is refused here."""
+    ) -> Known | EarlyRefusal | None:
+        """None: append it. Otherwise the answer; the module's docstring says what is refused here."""
         found = self.outcome_of(write_id) if write_id else None
         if isinstance(found, Outcome):
             return Known(outcome=found)
         if found is not None:
             return Known(position=found)
         if expected not in (NO_CONDITION, self.end):
-            return Refusal("NOT_EQUAL", last_version=self.end)
+            return EarlyRefusal("NOT_EQUAL", last_version=self.end)
         return None if kind in _WITHOUT_COMMAND else self._check_command(kind, control)
 
-    def _check_command(self, kind: int, control: bytes) -> Known | Refusal | None:
-        settled = self._state.settled(kind, control)
-        if settled is None or settled != self._ahead.settled(kind, control):
+    def _check_command(self, kind: int, control: bytes) -> Known | EarlyRefusal | None:
+        outcome = self._state.early_outcome(kind, control)
+        if outcome is None or outcome != self._ahead.early_outcome(kind, control):
             return None
-        if settled.code:
-            return Refusal(settled.code, settled.first_version, settled.last_version)
-        return Known(outcome=settled)
+        if outcome.code:
+            return EarlyRefusal(outcome.code, outcome.first_version, outcome.last_version)
+        return Known(outcome=outcome)
 
     def _forget_committed(self) -> None:
-        """The state answers for what it has applied; the rest stays."""
+        """Forget the ids of applied entries: the state knows them now."""
         committed, order = self._state.position, self._order
         while order and order[0][0] <= committed:
             for write_id in order.popleft()[1]:

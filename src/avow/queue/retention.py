@@ -1,22 +1,22 @@
-"""What may be removed from a lane, and what may not whatever the rules say.
+"""Retention of a two-phase lane: which versions the rules allow to remove, and what must be kept in any case.
 
-Removing has two halves. Readers are told by a TRIM entry in the log, so that the lowest readable version is the same on
-every peer and a cursor below it is answered TRIMMED everywhere. Files are deleted by each peer for itself, later, once
-nothing in them is needed. The first half is proposed here by the coordinator, which knows the time and the sizes; the
-entry carries the result, never the rule, so applying it needs neither.
+Removal has two steps. A TRIM entry in the log moves the lowest readable version, so that it is the same on every peer
+and a cursor below it gets TRIMMED everywhere. Each peer deletes files by itself, later, when nothing in them is needed.
+The coordinator, which knows the time and the sizes, proposes the TRIM here. The entry contains the result and not the
+rule, so applying it needs neither.
 
 Storage knows its files by position, readers know versions, and the orders differ where a staged batch was published
-late. A proposal therefore takes the longest run of oldest files that the rules give up and asks the state for the last
-version before which everything lies in them.
+late. A proposal therefore takes the longest run of oldest files that a rule releases, and asks the state for the last
+version such that all versions up to it are in these files.
 
     age      files whose newest message is older than `age_s`
-    size     oldest files, as long as the files that remain still hold `size_bytes`; never more than was asked for
-    passed   what every subscriber has passed
+    size     oldest files, as long as the remaining files still hold `size_bytes`
+    passed   versions that every subscriber has passed
     none     nothing
 
-Pins beat rules: the cursor of a subscriber with a hold; the newest snapshot, since entries after it are replayed at
-the next start; and, for files only, batches of a transaction that is still open. Holds are looked at again when the
-TRIM entry is applied, because a hold may have been committed in between.
+Three things are kept regardless of the rules: versions after the cursor of a subscriber with a hold; entries after the
+newest snapshot, which are replayed at the next start; and, in files only, batches of an open transaction. Holds are
+checked again when the TRIM entry is applied, because a hold may have been committed in between.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def trim_proposal(
     rules: RetentionRules,
     snapshot_position: int,
 ) -> TrimCommand | None:
-    """The TRIM to log, or None if nothing can go. `files` are in the order of positions, oldest first."""
+    """The TRIM to append, or None if nothing can be removed. `files` are ordered by position, oldest first."""
     best, why = 0, None
-    for rule, version in _given_up(state, files, now_ms=now_ms, rules=rules):
+    for rule, version in _released(state, files, now_ms=now_ms, rules=rules):
         if version > best:
             best, why = version, rule
     if why is None:
@@ -61,10 +61,10 @@ def log_deletable_to(state: QueueState, *, snapshot_position: int) -> int:
     return min(state.log_needed_from() - 1, snapshot_position)
 
 
-def _given_up(
+def _released(
     state: QueueState, files: Sequence[StoredFile], *, now_ms: int, rules: RetentionRules
 ) -> list[tuple[TrimRule, int]]:
-    """For each rule that is set, the last version it no longer asks to keep."""
+    """For each rule that is set, the last version it allows to remove."""
     proposals: list[tuple[TrimRule, int]] = []
     if rules.age_s is not None:
         aged = aged_to(files, before_ms=now_ms - 1000 * rules.age_s)
@@ -78,7 +78,7 @@ def _given_up(
 
 
 def aged_to(files: Sequence[StoredFile], *, before_ms: int) -> int:
-    """The last position of the oldest files that are older than this without exception."""
+    """The last position of the longest run of oldest files that are all older than this."""
     position = 0
     for file in files:
         if file.newest_ms >= before_ms:
@@ -88,7 +88,7 @@ def aged_to(files: Sequence[StoredFile], *, before_ms: int) -> int:
 
 
 def surplus_to(files: Sequence[StoredFile], *, keep_bytes: int) -> int:
-    """The last position of the oldest files without which `keep_bytes` are still there."""
+    """The last position of the oldest files that can be removed so that `keep_bytes` remain."""
     position, left = 0, sum(file.size_bytes for file in files)
     for file in files:
         left -= file.size_bytes

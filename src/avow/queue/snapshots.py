@@ -1,7 +1,7 @@
-"""A snapshot's envelope: what it is, which version of its layout, and that no bit changed.
+"""A snapshot's envelope: magic, layout version and checksum.
 
-A snapshot is read back long after it was written, possibly by another peer and a later version of this program. A
-state that was restored wrongly would go on to give wrong answers without a sign of it, so nothing is taken on trust:
+A snapshot may be read long after it was written, by another peer and a later version of this program. A wrongly
+restored state would give wrong answers without any sign of it, so everything is checked:
 
     byte  size  field
        0     4  magic: which state machine
@@ -50,7 +50,7 @@ def unseal(data: bytes, decoder: Decoder[T], *, magic: bytes, version: int) -> T
     try:
         return decoder.decode(body)
     except ValueError as cause:  # msgspec's errors, and UnicodeDecodeError from inside a name
-        raise Malformed("snapshot", expected="the msgpack of its fields", found=str(cause)) from cause
+        raise Malformed("snapshot", expected="its fields as msgpack", found=str(cause)) from cause
 
 
 def column_bytes(column: array[int]) -> bytes:

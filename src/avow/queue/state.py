@@ -1,12 +1,12 @@
-"""What readers of a two-phase lane see: the ledger's rules, and where each visible message lies.
+"""The state of a two-phase lane: the ledger's rules, and the position of each visible message.
 
-A queue's lane is a log of batches and commands that a quorum agreed on. What it *means* (which messages can be read and
-under which version, which writes were seen, which transactions wait, how far subscribers have come, what was removed)
-is computed from that log alone, by every peer for itself. There is no clock and no chance in it, so equal logs give
-states whose snapshots are equal bit for bit, and a peer may start from another peer's snapshot and go on.
+A queue's lane is a log of batches and commands that a quorum agreed on. Its state (the visible messages and their
+versions, the known write ids, the open transactions, the cursors, what was removed) is computed from that log alone, by
+every peer for itself. No clock and no randomness are involved, so equal logs give states whose snapshots are equal bit
+for bit, and a peer may continue from another peer's snapshot.
 
-A snapshot is the whole state: restoring it and applying the entries that follow is the same as having applied all of
-them. The window sizes are part of it, because they decide which retry is still recognised.
+A snapshot is the whole state: restoring it and applying the entries after it is the same as applying all entries. The
+window sizes are part of it, because they decide which retries are still recognised.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from avow.errors import Malformed, NotEqual
+from avow.queue.entry_outcome import Outcome
 from avow.queue.ledger import Bounds, Ledger
-from avow.queue.outcomes import Outcome
 from avow.queue.snapshots import column_bytes, column_from, seal, unseal
 from avow.queue.subscribers import Subscriber
 from avow.queue.transactions import Decision, OpenTransaction, Transactions
-from avow.queue.visible import VisibleIndex, VisibleRange
+from avow.queue.visible_index import VisibleIndex, VisibleRange
 from avow.queue.write_ids import Recent
 
 MAGIC: Final = b"AVQS"
@@ -33,7 +33,7 @@ NO_CONDITION: Final = -1  # `expected` of a write that does not compare
 
 
 class QueueStatistics(Struct, frozen=True, gc=False):
-    """One lane at one position. Counts are of things, not of bytes."""
+    """One lane at one position. Counts are not in bytes unless the name says so."""
 
     position: int
     end: int
@@ -75,7 +75,7 @@ _decoder: Final = Decoder(_Body)
 
 
 class QueueState(Ledger):
-    """See `Ledger.apply`. Everything here is a question, except `restore`."""
+    """See `Ledger.apply`. The methods here read, except `restore`."""
 
     def __init__(self, *, bounds: Bounds | None = None) -> None:
         self.visible = VisibleIndex()
@@ -91,11 +91,11 @@ class QueueState(Ledger):
         return self.visible.locate(version)
 
     def ranges(self, after_version: int, max_count: int) -> Iterator[VisibleRange]:
-        """What a reader at this cursor sees next, in the order of versions. See `VisibleIndex.ranges`."""
+        """The next messages for a reader at this cursor, in the order of versions. See `VisibleIndex.ranges`."""
         return self.visible.ranges(after_version, max_count)
 
     def expired(self, now_ms: int) -> list[bytes]:
-        """Transactions a coordinator should discard by a logged entry, because their deadline has passed."""
+        """Transactions past their deadline: the coordinator appends a DISCARD for each."""
         return self.transactions.expired(now_ms)
 
     def log_needed_from(self) -> int:
@@ -141,7 +141,7 @@ class QueueState(Ledger):
 
     @classmethod
     def restore(cls, snapshot: bytes) -> QueueState:
-        """The state that gave this snapshot. Raises Malformed (or a class below it) and changes nothing."""
+        """The state of this snapshot. Raises Malformed (or a subclass) and changes nothing."""
         body = unseal(snapshot, _decoder, magic=MAGIC, version=LAYOUT_VERSION)
         if min(_sizes(body.bounds)) < 1:
             raise Malformed("snapshot bounds", expected="at least 1 each", found=body.bounds)
@@ -184,12 +184,12 @@ def _restored_index(body: _Body) -> VisibleIndex:
 
 
 def _check_index(index: VisibleIndex) -> None:
-    """What locating a version relies on. Bits are guarded by the checksum; this guards against a wrong writer."""
+    """Check the invariants of the index. The checksum detects changed bits; this detects a wrong writer."""
     lengths = {len(index.starts), len(index.positions), len(index.offsets)}
     if len(lengths) != 1 or bool(index.rows) != bool(index.starts):
-        raise Malformed("snapshot index", expected="stretches of equal length", found=sorted(lengths))
+        raise Malformed("snapshot index", expected="runs of equal length", found=sorted(lengths))
     if not 0 <= index.trimmed_to <= index.end or bool(index.rows) != (index.trimmed_to < index.end):
-        raise Malformed("snapshot index", expected="rows for what was not trimmed", found=len(index.rows))
+        raise Malformed("snapshot index", expected="rows for the versions after the trim", found=len(index.rows))
     if index.rows and not (index.starts[0] == index.dropped and _ascends(index.rows, index.end)):
         raise Malformed("snapshot index", expected="ascending rows from the first one kept", found=index.rows[0])
 

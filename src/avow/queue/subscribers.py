@@ -1,19 +1,19 @@
-"""How far each subscriber has come in one lane.
+"""The subscribers of one lane and their cursors.
 
-A cursor says "everything up to this version is dealt with". The same cursor may be reported twice, late, or by two
-processes of one subscriber in either order, so a cursor only moves forward (the larger version wins). Moving back is
-a decision of a person and a command of its own, `reset`.
+A cursor means "everything up to this version is processed". The same cursor may be reported twice, late, or by two
+processes of one subscriber in either order, so a cursor only moves forward (the larger version wins). Moving it back is
+an operator's decision and a separate option, `reset`.
 
-A subscriber with a *hold* pins retention: nothing it has not passed may be removed. Without a hold its cursor takes
-part only in the rule "all subscribers have passed". A cursor beyond the end of the lane cannot be honest: whatever the
-subscriber has read was committed before its cursor was logged, so such a command is refused.
+A subscriber with a *hold* limits retention: nothing after its cursor may be removed. Without a hold its cursor counts
+only for the rule "all subscribers have passed". A cursor beyond the lane's end is invalid, because a subscriber can
+read only what was committed before its cursor was logged; such a command is refused.
 
-Who reads for a subscriber changes in another lane (see `subscriptions`), so this one cannot know who may move a cursor.
-It knows who may not: `epoch` is that of the last reader that took the lane over, by a command with a higher epoch and
-version 0, a *fence*. A reader moves the cursor with exactly that epoch. With a lower one it was replaced; with a higher
-one it has not taken the lane over yet (or the subscriber was removed since) and cannot know where its reading has to
-begin. Both are FENCED. So the epochs divide the lane's log into stretches, and one reader moves the cursor in each. A
-command without an epoch, a person's, is never fenced and fences nobody.
+The readers of a subscriber change in another lane (see `subscriptions`), so this lane does not know which reader may
+move a cursor. It knows which ones may not: `epoch` is that of the last reader that took over the lane, by a command
+with a higher epoch and version 0, a *fence*. A reader moves the cursor with exactly that epoch. With a lower one it was
+replaced; with a higher one it has not taken over the lane yet (or the subscriber was removed since) and cannot know
+where to begin reading. Both are FENCED. So the epochs divide the lane's log into ranges, and one reader moves the
+cursor in each. A command without an epoch, from an operator, is never fenced and fences no reader.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 from avow.queue.commands import CursorCommand
-from avow.queue.outcomes import Outcome
+from avow.queue.entry_outcome import Outcome
 
 
 class Subscriber(Struct, frozen=True, array_like=True, gc=False):
     version: int
     hold: bool
-    epoch: int = 0  # of the reader that took the lane over last
+    epoch: int = 0  # of the last reader that took over the lane
 
 
 class Subscribers:
@@ -37,7 +37,7 @@ class Subscribers:
         self.count_max = count_max
         self.by_name: dict[str, Subscriber] = {}
 
-    def settled(self, command: CursorCommand, *, end: int) -> Outcome | None:
+    def refusal(self, command: CursorCommand, *, end: int) -> Outcome | None:
         """The refusal, or None if the command would be performed."""
         before = self.by_name.get(command.subscriber)
         if command.epoch and _fenced(command, before.epoch if before is not None else 0):
@@ -51,7 +51,7 @@ class Subscribers:
         return None
 
     def perform(self, command: CursorCommand) -> Outcome:
-        """After `settled` gave None. Removing a subscriber that is not there is done already."""
+        """Call it only if `refusal` returned None. Removing an unknown subscriber is done already."""
         name = command.subscriber
         if command.remove:
             self.by_name.pop(name, None)
@@ -67,7 +67,7 @@ class Subscribers:
         return min((s.version for s in self.by_name.values() if s.hold), default=None)
 
     def passed_by_all(self) -> int:
-        """What every subscriber is past; 0 if there is none, because then nobody has read anything yet."""
+        """The version that every subscriber has passed; 0 without subscribers, because nothing was read yet."""
         return min((s.version for s in self.by_name.values()), default=0)
 
     def copy(self) -> Subscribers:

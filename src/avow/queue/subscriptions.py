@@ -1,27 +1,28 @@
-"""Who reads which lanes for a subscriber, and from when on.
+"""Subscriptions: which member reads which lanes for a subscriber, by epoch.
 
-A subscriber is a name with a cursor. Behind the name are readers: channels that end at different peers, come and go,
-and are replaced while the peer they end at is cut off and does not know. No version may be committed by two of them. So
-readers are agreed upon like queues are, in the metadata lane; each change has a number, the *epoch* (the position of
-the entry that made it: it only grows, and is never given out twice, also not when everybody has left); and which lanes
-a member reads follows from the members and nothing else. Whoever knows an epoch knows the reader of each lane in it.
+A subscriber is a name with a cursor. Its readers are channels that end at different peers, are opened and closed, and
+may be replaced while their peer is cut off and does not know it. No version may be committed by two of them. So the
+metadata lane decides on readers as it does on queues. Each change has a number, the *epoch*: the position of the entry
+that made it, which only grows and is never reused, even after all members have left. The lanes of a member follow from
+the members alone, so an epoch determines the reader of each lane.
 
     join, no name     takeover: this reader and no other
     join, a name      one more member; replaces one of the same name, and a reader without a name
-    leave             the member, if it is still there with the same channel
-    forget            every member at a peer that is gone or silent
+    leave             removes the member if it still has the same channel
+    forget            removes every member at a peer that is gone or silent
 
-A reader may hear of a change late. What keeps it from moving cursors that are another's by then is a fence, not its
-knowledge. Its own part of that, which docs/decisions/0013 argues for:
+A reader may learn of a change late. A fence, not its knowledge, keeps it from moving cursors that belong to another
+reader by then. The reader's part of this, for the reasons in docs/decisions/0013:
 
-    two-phase   It takes a lane over by a fence (`CursorCommand`, version 0, the epoch of its subscription), reads after
-                the version the answer names, and moves the cursor with that same epoch as long as the lane is its own,
-                whatever epochs follow. FENCED: somebody was in between. If the lane is its own by what its peer knows
-                now, it takes it over anew, with the present epoch; else it waits until its peer knows more, or ends.
-    pub-sub     It reads after the cursor that its peer knows as of the epoch, and moves cursors with the present epoch.
-                When that changes it goes on with the lanes it has `kept`, and begins anew with all others.
+    two-phase   It takes over a lane with a fence (`CursorCommand`, version 0, the epoch of its subscription), reads
+                after the version in the answer, and moves the cursor with that same epoch while the lane is its own,
+                even if later epochs follow. FENCED: another reader was in between. If the lane is its own as far as
+                its peer knows now, it takes it over again with the current epoch; otherwise it waits until its peer
+                knows more, or ends.
+    pub-sub     It reads after the cursor that its peer knows as of the epoch, and moves cursors with the current epoch.
+                When the epoch changes, it continues with the lanes it has `kept` and restarts all others.
 
-To begin anew is to forget what was delivered and not committed, and to read after the cursor found.
+To restart a lane is to forget what was delivered and not committed, and to read after the cursor.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from msgspec import Struct
 
 from avow.limits import CHANNEL_ID_SIZE_BYTES
 from avow.queue.commands import SubscriptionCommand
-from avow.queue.outcomes import Outcome
+from avow.queue.entry_outcome import Outcome
 
 
 class Member(Struct, frozen=True, array_like=True, gc=False):
-    """A reader. `name` is empty for one that reads alone; `epoch` is the one it joined with."""
+    """A reader. `name` is empty for one that reads alone; `epoch` is that of its join."""
 
     name: str
     peer: int
@@ -46,7 +47,7 @@ class Member(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Subscription(Struct, frozen=True, array_like=True, gc=False):
-    """`members` has one or more, in the order of their names. `before` is the epoch that this one followed, or 0."""
+    """`members` has at least one, ordered by name. `before` is the previous epoch, or 0."""
 
     epoch: int
     members: tuple[Member, ...]
@@ -56,17 +57,17 @@ class Subscription(Struct, frozen=True, array_like=True, gc=False):
 Subscriptions: TypeAlias = dict[str, Subscription]  # by subscriber
 
 
-# ------------------------------------------------------------------ who reads what
+# ------------------------------------------------------------------ readers and lanes
 
 
 def reader_of(subscription: Subscription, lane: int) -> Member | None:
-    """`lane`: its place in a two-phase queue, from 0; its number in a pub-sub queue."""
+    """`lane`: its index in a two-phase queue, from 0; its number in a pub-sub queue."""
     members = subscription.members
     return members[lane % len(members)] if members else None
 
 
 def lanes_of(subscription: Subscription, member: str, lanes: Iterable[int]) -> tuple[int, ...]:
-    """Those of `lanes` that this member reads, in the same order. None, if there are more members than lanes."""
+    """Those of `lanes` that this member reads, in the same order; empty if it is no member or there are too many."""
     names = [each.name for each in subscription.members]
     if member not in names:
         return ()
@@ -75,7 +76,7 @@ def lanes_of(subscription: Subscription, member: str, lanes: Iterable[int]) -> t
 
 
 def kept(earlier: Subscription, later: Subscription, lane: int) -> bool:
-    """The lane had one reader from the one epoch to the other. Also False if that cannot be told from these two."""
+    """Whether the lane had the same reader from the earlier epoch to the later. False if these two cannot tell."""
     known = later.epoch == earlier.epoch or later.before == earlier.epoch
     reader, heir = reader_of(earlier, lane), reader_of(later, lane)
     return known and reader is not None and reader == heir
@@ -85,7 +86,7 @@ def kept(earlier: Subscription, later: Subscription, lane: int) -> bool:
 
 
 def join(table: Subscriptions, command: SubscriptionCommand, *, epoch: int, members_max: int) -> Outcome:
-    """Done twice it is done once: what is already so keeps its epoch."""
+    """A repeated join changes nothing and returns the existing epoch."""
     if not command.subscriber or len(command.channel) != CHANNEL_ID_SIZE_BYTES:
         return Outcome("INVALID_REQUEST")
     before = table.get(command.subscriber)

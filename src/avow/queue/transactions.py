@@ -1,23 +1,23 @@
-"""Staged writes: batches that are durable and invisible until one decision covers them all.
+"""Transactions: staged batches that are durable and invisible until one decision covers all of them.
 
-A writer that fails half-way must leave nothing behind, and a writer that fails right after its decision must be able to
-ask what it was. So a transaction's batches are entries like any other, this class only remembers where they lie, and
-the decision (publish or discard) is one entry in the same log. It is remembered in a bounded window after the
-batches' places are dropped.
+A writer that fails half-way must leave nothing visible, and a writer that fails right after its decision must be able
+to ask for the outcome. So a transaction's batches are ordinary entries, this class remembers their positions, and the
+decision (publish or discard) is one entry in the same log. The decision is remembered in a bounded window after the
+batches' positions are dropped.
 
     unknown --stage--> open --publish--> published (first and last version)
        |                 `----discard--> discarded
-       `----discard-----------------------^        so that a stage that comes late cannot open it again
+       `----discard-----------------------^        so that a late stage cannot open it again
 
-A decision once taken stays, and the same decision again is answered like the first time. The other one, and a stage
-after either, is ALREADY_DECIDED. A publish of an unknown transaction is refused and not remembered. Deadlines are
-numbers here: a coordinator asks which have passed and logs a discard, so no peer's clock takes part in the state.
+A decision is final, and repeating it returns the first outcome. The opposite decision, and a stage after either, is
+ALREADY_DECIDED. A publish of an unknown transaction is refused and not remembered. Deadlines are numbers here: a
+coordinator checks which have passed and appends a discard, so no clock is part of the state.
 
-Several writers may fill one transaction, and some of them may be attempts that were given up: each stages under a
-number of its own, its *part*. A publish then names the parts that count and how many messages each of them has. What
-does not add up is INCOMPLETE and changes nothing; what is not named is dropped by the same decision. So nothing can be
-published in halves, and nothing forbids a name that was never published: a transaction of parts that expires, or whose
-parts are all discarded, is simply unknown again. A job that died can be repeated under the same name.
+Several writers may stage in one transaction, and some of them may be abandoned attempts: each stages under a number of
+its own, its *part*. A publish then names the parts that count and the number of messages of each. If a count differs,
+the answer is INCOMPLETE and nothing changes; parts that are not named are dropped by the same decision. So a part is
+never published incompletely. A transaction with parts that expires, or whose parts are all discarded, is unknown again,
+so a crashed job can be repeated under the same name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from avow.queue.outcomes import DONE, Outcome
+from avow.queue.entry_outcome import DONE, Outcome
 from avow.queue.write_ids import Recent
 
 Fate: TypeAlias = Literal["published", "discarded", "expired"]
@@ -44,7 +44,7 @@ class Decision(Struct, frozen=True, array_like=True, gc=False):
 
 
 class OpenTransaction:
-    """Where its batches lie: positions, counts and parts, in the order they were staged."""
+    """Positions, message counts and parts of its batches, in the order they were staged."""
 
     __slots__ = ("counts", "deadline_ms", "messages", "parts", "positions")
 
@@ -71,14 +71,14 @@ class OpenTransaction:
         return 0 not in self.parts and bool(self.parts)
 
     def holds(self, parts: Parts) -> bool:
-        """Each of these parts is staged with exactly so many messages, and none is named twice."""
+        """Whether each of these parts is staged with exactly this many messages, and none is named twice."""
         staged: dict[int, int] = {}
         for part, count in zip(self.parts, self.counts, strict=True):
             staged[part] = staged.get(part, 0) + count
         return len(dict(parts)) == len(parts) and all(staged.get(part, 0) == count for part, count in parts)
 
     def only(self, chosen: Callable[[int], bool]) -> OpenTransaction:
-        """What is left of it with the batches of these parts, in the same order."""
+        """A copy with only the batches of the chosen parts, in the same order."""
         left = OpenTransaction(self.deadline_ms)
         for position, count, part in zip(self.positions, self.counts, self.parts, strict=True):
             if chosen(part):
@@ -97,9 +97,9 @@ class Transactions:
         self.opened: dict[bytes, OpenTransaction] = {}
         self.decided: Recent[Decision] = Recent(decided_max)
 
-    # What is already settled, None if the command would change something ----------------------------
+    # Outcomes of commands that would change nothing; None: the command would change something -------
 
-    def settled_stage(self, txn: bytes) -> Outcome | None:
+    def stage_outcome(self, txn: bytes) -> Outcome | None:
         if (decision := self.decided.get(txn)) is not None:
             return _against(decision)
         transaction = self.opened.get(txn)
@@ -107,7 +107,7 @@ class Transactions:
             return Outcome("TOO_MANY") if len(self.opened) >= self.open_max else None
         return Outcome("TOO_MANY") if len(transaction.positions) >= self.batches_max else None
 
-    def settled_publish(self, txn: bytes, parts: Parts = ()) -> Outcome | None:
+    def publish_outcome(self, txn: bytes, parts: Parts = ()) -> Outcome | None:
         if (decision := self.decided.get(txn)) is not None:
             published = decision.fate == "published"
             return Outcome("", decision.first_version, decision.last_version) if published else _against(decision)
@@ -115,15 +115,15 @@ class Transactions:
             return Outcome("UNKNOWN_TRANSACTION")
         return Outcome("INCOMPLETE") if parts and not transaction.holds(parts) else None
 
-    def settled_discard(self, txn: bytes, *, expired: bool = False) -> Outcome | None:
+    def discard_outcome(self, txn: bytes, *, expired: bool = False) -> Outcome | None:
         if (decision := self.decided.get(txn)) is None:
             return DONE if expired and txn not in self.opened else None
         return _against(decision) if decision.fate == "published" else DONE
 
-    # Changes; each after its `settled_` gave None ---------------------------------------------------
+    # Changes; call each only if its `..._outcome` returned None -------------------------------------
 
     def stage(self, txn: bytes, *, deadline_ms: int, position: int, count: int, part: int = 0) -> None:
-        """A batch without messages opens the transaction and holds nothing of the log."""
+        """A batch without messages opens the transaction and needs no entry of the log."""
         transaction = self.opened.get(txn)
         if transaction is None:
             transaction = self.opened[txn] = OpenTransaction(deadline_ms)
@@ -132,7 +132,7 @@ class Transactions:
             transaction.add(position=position, count=count, part=part)
 
     def publish(self, txn: bytes, *, after_version: int, parts: Parts = ()) -> OpenTransaction:
-        """Close it as published at the versions after `after_version`; the caller shows the batches returned."""
+        """Close it as published after `after_version`; the caller makes the returned batches visible."""
         transaction = self.opened.pop(txn)
         if parts:
             transaction = transaction.only(dict(parts).__contains__)
@@ -146,7 +146,7 @@ class Transactions:
         self.decided.remember(txn, Decision("expired" if expired else "discarded"))
 
     def discard_parts(self, txn: bytes, parts: Parts) -> None:
-        """Nothing is decided: the name can be used again, and other parts are still there."""
+        """Drop these parts without a decision: the name can be used again, and other parts stay."""
         transaction, dropped = self.opened.get(txn), dict(parts)
         if transaction is None:
             return

@@ -1,15 +1,15 @@
-"""The last N keys and what came of each, in the order they came.
+"""A bounded window of the last N keys and their values, in insertion order: for write ids and decided transactions.
 
-"Exactly once" towards a client that retries rests on memory: a write id that was seen must be answered, not applied.
-Memory has an end, so this one forgets the oldest key when a new one would exceed its size. The size is counted in
-keys and never in time: every peer applies the same entries and must forget the same keys at the same entry.
+Exactly-once behaviour for retries depends on this window: a known write id is answered and not applied again. When a
+new key would exceed the size, the oldest key is forgotten. The size is a number of keys and not a time, because every
+peer applies the same entries and must forget the same keys at the same entry.
 
-The same memory serves write ids and decided transactions. A plain dict keeps the insertion order, but finding its
-first key again and again walks over what was deleted before; the keys are therefore also queued in a deque.
+A plain dict keeps the insertion order, but finding its first key repeatedly walks over deleted slots; therefore the
+keys are also in a deque.
 
-A key that is not found was never seen, or was forgotten. Which of the two it is decides whether a retry may be taken
-for a new write, and only time can tell: `Coverage` notes now and then how many keys had come, so that a peer knows
-since when nothing that came was forgotten. That is knowledge of one peer, no part of the replicated state.
+A key that is not found was never seen, or was forgotten. A retry may be treated as a new write only in the first case.
+`Coverage` samples how many keys have been added, so that a peer knows the time since which no key was forgotten. That
+is knowledge of one peer and not part of the replicated state.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ SAMPLES_MAX: Final = 64
 
 
 class Recent(Generic[V]):
-    """A bounded first-in first-out memory. `get` is the dict's own method: it is on the path of every write."""
+    """A bounded first-in first-out map. `get` is the dict's own method, because every write calls it."""
 
     __slots__ = ("_order", "_values", "get", "remembered", "size")
 
     def __init__(self, size: int) -> None:
-        assert size >= 1, "a memory of nothing would apply every retry twice"
+        assert size >= 1, "with size 0 every retry would be applied twice"
         self.size = size
         self._values: dict[bytes, V] = {}
         self._order: deque[bytes] = deque()
         self.get = self._values.get
-        self.remembered = 0  # keys that came, counted from wherever this memory began
+        self.remembered = 0  # keys added since this object was created
 
     def __len__(self) -> int:
         return len(self._order)
 
     def remember(self, key: bytes, value: V) -> None:
-        """The first value of a key stays: a caller asks `get` before."""
+        """Add a key that is not known; the caller checks `get` first."""
         values = self._values
-        assert key not in values, "a known key is answered, not remembered again"
+        assert key not in values, "a known key must not be added again"
         values[key] = value
         order = self._order
         order.append(key)
@@ -53,12 +53,12 @@ class Recent(Generic[V]):
             del values[order.popleft()]
 
     def all_new(self, keys: Sequence[bytes]) -> bool:
-        """Whether no key is known, empty, or there twice."""
+        """Whether no key is known, empty, or repeated."""
         apart = set(keys)
         return len(apart) == len(keys) and b"" not in apart and self._values.keys().isdisjoint(apart)
 
     def remember_all(self, keys: Sequence[bytes], new: Iterable[V]) -> None:
-        """The same as `remember` for one after the other. They must be `all_new`."""
+        """Like `remember` for each key in order. They must be `all_new`."""
         values, order = self._values, self._order
         values.update(zip(keys, new, strict=True))
         order.extend(keys)
@@ -68,7 +68,7 @@ class Recent(Generic[V]):
 
     @property
     def whole(self) -> bool:
-        """Nothing was forgotten yet, here or in the memory this one was copied or restored from."""
+        """No key was forgotten yet, here or in the window that this one was copied or restored from."""
         return len(self._order) < self.size
 
     def copy(self) -> Recent[V]:
@@ -84,20 +84,20 @@ class Recent(Generic[V]):
 
     @classmethod
     def from_columns(cls, size: int, keys: Iterable[bytes], values: Iterable[V]) -> Recent[V]:
-        """The inverse of `columns`. Columns that no memory of this size could have given are Malformed."""
+        """The inverse of `columns`. Raises Malformed for columns that no window of this size can have."""
         other: Recent[V] = cls(size)
         other._order.extend(keys)
         known = list(values)
         if len(known) != len(other._order) or len(known) > size:
-            raise Malformed("remembered keys", expected=f"at most {size}, a value each", found=len(other._order))
+            raise Malformed("remembered keys", expected=f"at most {size}, each with a value", found=len(other._order))
         other._values.update(zip(other._order, known, strict=True))
         if len(other._values) != len(known):
-            raise Malformed("remembered keys", expected="each of them once", found="one of them twice")
+            raise Malformed("remembered keys", expected="distinct keys", found="a repeated key")
         return other
 
 
 class Coverage:
-    """Since when nothing that came was forgotten, as far as this peer has watched. Times are the peer's own clock."""
+    """The time since which no key was forgotten, as far as this peer has sampled, by the peer's own clock."""
 
     __slots__ = ("_every_s", "_samples", "next_s")
 
@@ -106,22 +106,22 @@ class Coverage:
         self.restart()
 
     def restart(self) -> None:
-        """Another memory takes the place of the watched one."""
+        """The sampled window was replaced by another one."""
         self.next_s = float("-inf")
-        self._samples: list[tuple[float, int]] = []  # (when, how many keys had come by then)
+        self._samples: list[tuple[float, int]] = []  # (time, number of keys added by then)
 
     def watch(self, memory: Recent[Any], now: float) -> None:
-        """Note how far it has come. To be called when `next_s` has passed, not before."""
+        """Take a sample. Call it when `next_s` has passed, not before."""
         self.next_s = now + self._every_s
         samples, oldest = self._samples, memory.remembered - memory.size
         while len(samples) > 1 and samples[0][1] < oldest:
             del samples[0]
         samples.append((now, memory.remembered))
-        if len(samples) > SAMPLES_MAX:  # a slow lane: the further back, the coarser
+        if len(samples) > SAMPLES_MAX:  # a slow lane: thin out the samples
             del samples[1::2]
 
     def since(self, memory: Recent[Any]) -> float:
-        """Every key that came after this time is still known; minus infinity: every key ever."""
+        """Every key added after this time is still known; minus infinity: all keys are."""
         if memory.whole:
             return float("-inf")
         oldest = memory.remembered - memory.size

@@ -1,12 +1,11 @@
-"""What a core wants done, in the order it must be done. One record for both strategies.
+"""Effects: the output of a core, in one record for both strategies.
 
-    1. `sends_now`     may leave at once: nothing in them depends on what is not yet durable
-    2. `persist`       write in this order; then one sync covers them (and whatever else waits for the same sync)
-    3. `sends_synced`  may leave only after that sync                                             <- rule R0
-    4. tell the core: `persisted(ticket)`, with the ticket of this record, after that sync
+    1. `sends`     send at once: they do not depend on anything that is not yet durable (see `effect_buffer`)
+    2. `persist`   write in this order; one sync covers them (and others that wait for the same sync)
+    3. if there was something to persist: call `persisted(proof)` with the receipt of that write
 
-A core never learns of a sync it did not ask for and never assumes one: what it counts for itself (its own copy in a
-quorum) moves only in `persisted`. Records must be performed in the order they were drained; syncs may be shared.
+A core never assumes a sync: its own copy counts towards a quorum only after `persisted`. Records must be written in the
+order they were drained, and their receipts passed on in that order; syncs may be shared.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from avow.wire.messages import Entry, Message, Snapshot
 
 
 class SaveState(Struct, frozen=True, gc=False):
-    """A two-phase lane's promise and stamp. Written twice by storage: losing it means never voting as oneself again."""
+    """A two-phase lane's promise and stamp. Storage writes it twice: a peer that loses it must not vote again."""
 
     lane: int
     promised: int
@@ -27,14 +26,14 @@ class SaveState(Struct, frozen=True, gc=False):
 
 
 class SaveEntries(Struct, frozen=True, gc=False):
-    """Contiguous entries. Whatever the lane held from the first one's position on is replaced."""
+    """Contiguous entries. They replace everything in the lane from the first one's position on."""
 
     lane: int
     entries: tuple[Entry, ...]
 
 
 class SaveCut(Struct, frozen=True, gc=False):
-    """Drop what lies after `end`."""
+    """Drop the entries after `end`."""
 
     lane: int
     end: int
@@ -56,7 +55,7 @@ class SaveTrim(Struct, frozen=True, gc=False):
 
 
 class SaveFence(Struct, frozen=True, gc=False):
-    """A pub-sub lane takes nothing more from its owner. `end` >= 0: its end is decided."""
+    """A pub-sub lane accepts nothing more from its owner. `end` >= 0: its end is decided."""
 
     lane: int
     end: int  # -1: fenced, end not decided yet
@@ -72,16 +71,14 @@ Persist: TypeAlias = SaveState | SaveEntries | SaveCut | SaveSnapshot | SaveTrim
 
 
 class Effects(Struct, gc=False):
-    """See the module's head for the order. `ticket` is 0 when there is nothing to persist."""
+    """See the module's docstring for the order."""
 
-    ticket: int
-    sends_now: list[tuple[int, Message]]
+    sends: list[tuple[int, Message]]
     persist: list[Persist]
-    sends_synced: list[tuple[int, Message]]
 
 
 class LaneImage(Struct, gc=False):
-    """What storage found of one lane at start. `entries` follow the snapshot (or position 0) without a gap.
+    """What storage found of one lane at start. `entries` follow the snapshot (or position 0) without gaps.
 
     `damaged_from` > 0: entries from that position on were stored and cannot be read; `entries` ends before it.
     """

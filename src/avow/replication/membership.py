@@ -1,15 +1,17 @@
-"""Who votes on a lane, and who only listens.
+"""The membership of a lane: voters and learners.
 
-The membership in force at a peer is the newest MEMBERS entry of its log, committed or not. That is what lets a claim
-know which quorum it needs: the log it adopts says so itself. Changing one voter at a time keeps every two memberships
-that follow each other overlapping in at least one peer of any two quorums; a change is refused until the previous one
-is committed and until the coordinator has committed an entry of its own ballot (without the latter, two coordinators
-that never met could each change a different voter).
+The membership in force at a peer is the newest MEMBERS entry of its log, committed or not. So the log that a claim
+adopts says which quorum the claim needs. Changing one voter at a time keeps quorums of consecutive memberships
+overlapping in at least one peer. A change is refused until the previous one is committed and the coordinator has
+committed an entry of its own ballot; without the latter, two coordinators that do not know of each other could each
+change a different voter.
 
-A learner stores everything and votes on nothing. A new peer is a learner until it has caught up.
+A learner stores everything and does not vote. A new peer is a learner until it has caught up.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -27,7 +29,7 @@ class Members(Struct, frozen=True, gc=False, array_like=True):
         return self.voters + self.learners
 
 
-_decoder = msgspec.msgpack.Decoder(Members)
+_decoder: Final = msgspec.msgpack.Decoder(Members)
 
 
 def encode_members(members: Members) -> bytes:
@@ -49,12 +51,16 @@ def check_change(current: Members, wanted: Members) -> None:
     if len(wanted.everyone) > PEERS_MAX:
         raise InvalidRequest(f"a lane has at most {PEERS_MAX} peers, not {len(wanted.everyone)}; nothing was changed")
     if len(set(wanted.everyone)) != len(wanted.everyone):
-        raise InvalidRequest(f"peer named twice in voters {wanted.voters} and learners {wanted.learners}")
+        raise InvalidRequest(
+            f"a peer is named twice in voters {wanted.voters} and learners {wanted.learners}; nothing was changed"
+        )
     if len(voters ^ was) > 1:
         raise InvalidRequest(
-            f"one voter at a time: from {sorted(was)} to {sorted(voters)} is {len(voters ^ was)} changes; "
-            "nothing was changed. Make them one by one"
+            f"from voters {sorted(was)} to {sorted(voters)} are {len(voters ^ was)} changes, and only one at a time is "
+            "allowed; nothing was changed. Make them one by one"
         )
     newcomers = voters - was - set(current.learners)
     if newcomers:
-        raise InvalidRequest(f"peer {min(newcomers)} must be a learner and catch up before it votes")
+        raise InvalidRequest(
+            f"peer {min(newcomers)} is not a learner of the lane yet; nothing was changed. Add it as a learner first"
+        )

@@ -1,8 +1,8 @@
-"""How much of a log one message may carry.
+"""Limits of the entries in one message.
 
-A log is sent in pieces, and a piece has two bounds: so many entries (`tuning.piece_entries`) and so many bytes. The
-second is what keeps a frame below its limit when batches are large. One entry always fits, because a batch has a bound
-of its own that is far below that of a frame.
+A log is sent in pieces, limited by a number of entries (`tuning.piece_entries`) and a number of bytes. The second limit
+keeps a frame below its maximum when batches are large. One entry always fits, because the limit of a batch is far below
+that of a frame.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from avow.wire.messages import Entry
 
 
 def one_frame(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """As many of the first entries as one frame may carry."""
+    """The first entries, as many as fit into one frame."""
     return within(entries, ENQUEUE_SIZE_BYTES_MAX)
 
 
 def within(entries: tuple[Entry, ...], max_bytes: int) -> tuple[Entry, ...]:
-    """As many of the first entries as fit; one at least."""
+    """The first entries, as many as fit into `max_bytes`, but at least one."""
     if len(entries) < 2:
         return entries
     size = 0
@@ -29,5 +29,5 @@ def within(entries: tuple[Entry, ...], max_bytes: int) -> tuple[Entry, ...]:
 
 
 def entry_bytes(entry: Entry) -> int:
-    """What an entry counts for, in memory bounds and in frames."""
+    """The size of an entry, as counted for memory limits and frames."""
     return len(entry.batch) + len(entry.control)

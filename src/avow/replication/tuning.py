@@ -1,4 +1,4 @@
-"""The few numbers a core can be given; defaults are those of `limits`."""
+"""Times and limits of a replication core that can be changed; the defaults are those of `limits`."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class Tuning(Struct, frozen=True, gc=False):
     owner_dead_after_s: float = limits.OWNER_DEAD_AFTER_S
     piece_entries: int = limits.ENQUEUE_ENTRIES_MAX
     in_flight_entries: int = limits.IN_FLIGHT_ENTRIES_MAX  # appended and not committed
-    pipeline_entries: int = limits.PIPELINE_ENTRIES_MAX  # on their way to one peer and not answered
+    pipeline_entries: int = limits.PIPELINE_ENTRIES_MAX  # sent to one peer and not answered

@@ -2,9 +2,9 @@
 
     spark.read.format("avow").option("servers", ...).option("subscribe", "orders").load()
 
-needs nothing but an installation, since Spark finds `pyspark_avow`. `session` makes a Spark session on this machine
-with the settings that suit; `register` is for a session whose Python path lacks the module. What needs no JVM (options,
-offsets, planning, rows, tables) imports without starting one, and PySpark is imported where it is used.
+works as soon as Avow is installed, since Spark finds `pyspark_avow`. `session` creates a Spark session on this machine
+with suitable settings; `register` is for a session whose Python path lacks that module. Modules that need no JVM
+(options, offsets, planning, rows, tables) do not start one, and PySpark is imported only where it is used.
 """
 
 from __future__ import annotations

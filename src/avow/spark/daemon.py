@@ -1,15 +1,17 @@
-"""The process that Spark forks its Python workers from: cheaper to start, and cheaper for each small batch.
+"""A daemon that forks Spark's Python workers: it starts faster, and each small batch costs less.
 
-Spark starts a daemon for each kind of work (looking a source up, planning a read, tasks, commits): about ten processes
-until the first batch of a stream is done. Two things cost most of their time, and are avoided here:
+Spark starts a daemon for each kind of work (finding a source, planning a read, tasks, commits): about ten processes
+until the first batch of a stream is done. Two costs dominate their time and are avoided here:
 
- * each finds PySpark in `pyspark.zip`, which Spark puts before everything else on the path, and which holds no compiled
-   modules: so each compiles a hundred files, 0.7 s of processor time. The same files are installed beside it, compiled
- * after every task a worker collects garbage among all that was ever imported, 50 ms, of which a batch of a stream has
-   four. What is there after the first task is imported for good: it is frozen, and no longer looked through
+ * Each process imports PySpark from `pyspark.zip`, which Spark puts first on the path. The zip holds no compiled
+   modules, so each process compiles a hundred files, which takes 0.7 s of CPU. The same files are installed beside it,
+   compiled.
+ * After every task, a worker runs a garbage collection over all imported objects: 50 ms, four times per batch of a
+   stream. Objects that exist after the first task stay for the life of the process, so they are frozen (`gc.freeze`)
+   and not traversed again.
 
-`session` tells Spark of it by `spark.python.daemon.module`. Workers without Avow could not read a queue, either. What
-would start a thread (PyArrow) is not imported here: a fork copies one thread, and the locks of all.
+`session` sets this module in `spark.python.daemon.module`. Workers need Avow anyway to read a queue. A module that
+starts a thread (PyArrow) must not be imported here: a fork copies one thread, but the locks of all.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ if TYPE_CHECKING:
 
 ZIP: Final = "pyspark.zip"
 SHARED: Final = ("pyspark.worker", "pyspark.sql.datasource", "avow.client.blocking")
-"""What nearly every worker imports."""
+"""Modules that nearly every worker imports."""
 
 
 def path_without_zip(path: list[str]) -> list[str]:
-    """The same path, where the PySpark that is installed is not the one of the zip."""
+    """The path without the zip, unless the installed PySpark is another one than that of the zip."""
     zipped = next((entry for entry in path if os.path.basename(entry) == ZIP), None)
     if zipped is None:
         return path
@@ -48,7 +50,7 @@ def main() -> None:
     for name in SHARED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # pages that a worker's collector does not touch are not copied
+    gc.freeze()  # the worker's collector does not touch these pages, so they stay shared after the fork
     _freeze_after_the_first_task()
     from pyspark.daemon import manager
 
@@ -62,7 +64,7 @@ def _freeze_after_the_first_task() -> None:
 
     def worker(sock: socket.socket, authenticated: bool) -> int:  # noqa: FBT001 - Spark's signature
         code = work(sock, authenticated)
-        if not done:  # in this very process: it was forked before
+        if not done:  # per process: each worker is a fork with its own copy of the list
             done.append(code)
             gc.collect()
             gc.freeze()

@@ -1,11 +1,10 @@
-"""Which Java runs Spark.
+"""Finds a Java that Spark runs on.
 
-Spark needs a JVM and says little when there is none, or one it cannot run on ("Java gateway process exited"). So the
-Java is looked for before: `JAVA_HOME`, then `java` on the path, then the folders where distributions put theirs. The
-first one of a version that Spark runs on is taken; if there is none, the error lists what was found, and says what to
-install.
+Without a suitable JVM Spark fails with an unclear error ("Java gateway process exited"). So Avow looks for one first:
+`JAVA_HOME`, then `java` on the PATH, then the folders in which distributions install it. The first one of a supported
+version is used. If there is none, the error lists what was found and says what to install.
 
-A Java home names its version in a file called `release`; only a home without one is asked by running it.
+The version is read from the file `release` of a Java home; only without that file is `java -version` run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from avow.errors import NotInstalled
 VERSIONS: Final = (17, 21, 25)
 _PLACES: Final = ("/usr/lib/jvm", "/opt/java", "/Library/Java/JavaVirtualMachines")
 _VERSION: Final = re.compile(r'(?:JAVA_VERSION=|version )"(\d+)(?:\.(\d+))?')
-_ASK_S: Final = 20.0
+_RUN_S: Final = 20.0
 
 
 class Java(Struct, frozen=True):
@@ -34,18 +33,18 @@ class Java(Struct, frozen=True):
 
 
 class NoJava(NotInstalled):
-    """There is none that Spark runs on."""
+    """No installed Java is supported by Spark."""
 
     def __init__(self, found: Sequence[Java]) -> None:
         super().__init__("Spark", extra="spark")
-        seen = ", ".join(f"Java {java.version} in {java.home}" for java in found) or "no Java at all"
+        seen = ", ".join(f"Java {java.version} in {java.home}" for java in found) or "no Java"
         wanted = ", ".join(map(str, VERSIONS[:-1])) + f" or {VERSIONS[-1]}"
-        advice = f"Install one (apt-get install openjdk-{VERSIONS[0]}-jre-headless), or set JAVA_HOME to where it is"
-        self.args = (f"Spark runs on Java {wanted}, and here is {seen}; nothing was started. {advice}",)
+        advice = f"Install one (apt-get install openjdk-{VERSIONS[0]}-jre-headless), or set JAVA_HOME to its folder"
+        self.args = (f"Spark needs Java {wanted}, but this machine has {seen}; nothing was started. {advice}",)
 
 
 def find_java(environment: Mapping[str, str] | None = None, *, places: Sequence[str] = _PLACES) -> Java:
-    """The first Java that Spark runs on. Raises NoJava, which names those it does not run on."""
+    """The first Java that Spark supports. Raises NoJava, which lists the unsupported ones."""
     found: list[Java] = []
     for home in _homes(os.environ if environment is None else environment, places):
         version = java_version(home)
@@ -69,24 +68,24 @@ def _homes(environment: Mapping[str, str], places: Sequence[str]) -> Iterator[Pa
 
 
 def java_version(home: Path) -> int:
-    """The major version; 0 where there is no Java."""
+    """The major version; 0 if there is no Java."""
     program = home / "bin" / "java"
     if not program.is_file():
         return 0
     try:
-        said = (home / "release").read_text(encoding="utf-8", errors="replace")
+        text = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        said = _asked(program)
-    found = _VERSION.search(said)
+        text = _version_output(program)
+    found = _VERSION.search(text)
     if found is None:
         return 0
     major, minor = int(found[1]), int(found[2] or 0)
     return minor if major == 1 else major  # 1.8 is Java 8
 
 
-def _asked(program: Path) -> str:
+def _version_output(program: Path) -> str:
     try:
-        answer = subprocess.run([str(program), "-version"], capture_output=True, text=True, timeout=_ASK_S, check=False)
+        answer = subprocess.run([str(program), "-version"], capture_output=True, text=True, timeout=_RUN_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stderr + answer.stdout

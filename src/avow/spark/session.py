@@ -1,18 +1,15 @@
-"""A Spark session on this machine, with the settings that suit.
+"""A Spark session on this machine with suitable settings.
 
-What is set, and why:
+    PYSPARK_PYTHON           this Python, in which Avow is installed, so that tasks run in it
+    JAVA_HOME                a Java that Spark supports, found before Spark looks for one
+    checkpoints              Spark's default manager starts a process for each file; on a local disk a rename is enough
+    Arrow                    on, also for conversion to pandas
+    daemon                   faster start and cheaper garbage collection of workers; see `daemon`
+    UI                       off: it takes a port and one second at every start
+    Arrow's checks           off in the JVM: bounds and null checks at each access are a tenth of the cost of a read,
+                             and Spark checks for nulls itself
 
-    PYSPARK_PYTHON           tasks run in this very Python, where Avow is installed
-    JAVA_HOME                a Java that Spark runs on, found before Spark looks for one
-    checkpoints              Spark's default manager starts a process for each file; renaming is enough on a local disk
-    Arrow                    on, also for rows that leave for pandas
-    daemon                   workers start sooner and do not look for garbage in what was imported; see `daemon`
-    UI                       off: it takes a port and a second of every start
-    Arrow's checks           off in the JVM: each access to a value checks its bounds and its null otherwise, a tenth of
-                             what a read costs; Spark checks for nulls itself
-
-Everything can be overridden through `config`. A session that exists already in this process is what Spark gives back,
-with its own settings.
+`config` overrides any of them. If this process already has a session, Spark returns that one with its own settings.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 
 def session(name: str = "avow", *, master: str = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
-    """A session with Avow's source and sink in it. Raises NoJava where Spark could not start."""
+    """A Spark session with Avow's source and sink. Raises NoJava if there is no Java that Spark supports."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("JAVA_HOME", str(find_java().home))
@@ -65,7 +62,7 @@ def session(name: str = "avow", *, master: str = "local[*]", config: Mapping[str
 
 
 def register(spark: SparkSession) -> None:
-    """Only where Spark does not find `pyspark_avow` on its own: a path that was put together by hand."""
-    from avow.spark.source import AvowSource
+    """Register the source by hand. Only needed if `pyspark_avow` is not on Spark's Python path."""
+    from avow.spark.source.data_source import AvowSource
 
     spark.dataSource.register(AvowSource)

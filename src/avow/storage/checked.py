@@ -1,12 +1,11 @@
-"""Small files that say whether they are whole: checkpoints, snapshots, indexes, the folder's identity.
+"""The envelope of small files with a checksum: checkpoints, snapshots, indexes, the folder's identity.
 
-Each is one envelope around a body. A changed bit anywhere, a file cut short and a file with something after its end are
-all told apart from a sound one, and the answer says where, what was expected and what was found. Files are written
-under a new or temporary name and synced before anything points to them, so a sound reader never meets a torn one: a
-failed check always means damage.
+A changed bit anywhere, a truncated file and extra bytes at the end are all detected, and the error says where, what was
+expected and what was found. Files are written under a new or temporary name and synced before anything refers to them,
+so a reader never finds a torn one: a failed check always means damage.
 
     byte  size  field
-       0     4  magic: which sort of file
+       0     4  magic: the type of file
        4     4  crc32c of every byte after this one
        8     8  body length
       16        body

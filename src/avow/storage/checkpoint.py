@@ -1,14 +1,15 @@
-"""What lets a segment of the write-ahead log be used again: everything it said is elsewhere, and synced.
+"""Checkpoints: after one is written, the log segments it covers can be reused, because their content is synced
+elsewhere.
 
-A checkpoint is one small file with the state of every lane as its files hold it, and the number of the first log
-segment that must still be replayed on top. Recovery reads it and the few segments behind it, never the history.
+A checkpoint is one small file with the state of every lane as its files contain it, and the number of the first log
+segment that must still be replayed on top. Recovery reads it and the few later segments, never the whole history.
 
-Promises end up here once the log that held them twice is reused, so the checkpoint too exists twice. Both files are
-written and synced under temporary names and renamed one after the other: whatever happens in between, at least one
-whole checkpoint is there, and the log segments it needs are not reused before both are in place.
+Promises are in the checkpoint once the log that held them twice is reused, so the checkpoint too exists twice. Both
+files are written and synced under temporary names and renamed one after the other: at any moment at least one complete
+checkpoint exists, and the log segments it needs are not reused before both are in place.
 
     checkpoint-a, checkpoint-b         the same checkpoint, or one of them the one before
-    lanes/<lane>/<position>-<lsn>.snap a snapshot; the lsn makes the name unique, so none is ever overwritten
+    lanes/<lane>/<position>-<lsn>.snap a snapshot; the lsn makes the name unique, so no snapshot is overwritten
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from msgspec import Struct
 from avow.errors import StorageDamaged, UnfitToVote
 from avow.storage import checked
 from avow.storage.files import Files, read_whole, write_whole
-from avow.storage.state import LaneState
+from avow.storage.lane_state import LaneState
 from avow.wire.messages import Snapshot
 
 PATHS: Final = ("checkpoint-a", "checkpoint-b")
@@ -36,7 +37,7 @@ class LaneMeta(Struct):
 
 
 class Checkpoint(Struct):
-    """`opening` counts the store's openings; `replay_from` is a segment's number; `lsn` is the last one folded in."""
+    """`opening` counts the store's openings, `replay_from` is a segment's number, `lsn` the last one included."""
 
     version: int
     opening: int
@@ -51,7 +52,7 @@ _decode_snapshot: Final = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 def write_checkpoint(files: Files, checkpoint: Checkpoint) -> None:
-    """Returns when both files are on the disk."""
+    """Returns when both files are synced."""
     data = checked.seal(checked.CHECKPOINT, msgspec.msgpack.encode(checkpoint))
     for path in PATHS:
         write_whole(files, f"{path}.new", [data])
@@ -61,7 +62,7 @@ def write_checkpoint(files: Files, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(files: Files, damage: list[StorageDamaged]) -> Checkpoint | None:
-    """The newest whole one. None: the folder was never written to. Raises UnfitToVote when none can be read."""
+    """The newest complete checkpoint; None: the folder is new. Raises UnfitToVote if none can be read."""
     found: list[Checkpoint] = []
     flaws: list[StorageDamaged] = []
     for path in PATHS:
@@ -85,7 +86,7 @@ def snapshot_path(lane: int, *, position: int, lsn: int) -> str:
 
 
 def write_snapshot(files: Files, path: str, body: bytes) -> None:
-    """Not synced: the log still holds it. `settle` syncs it before that changes."""
+    """Write it without a sync: the log still has it. The checkpointer syncs it before the log is reused."""
     handle = files.open(path, create=True)
     try:
         files.truncate(handle, 0)

@@ -1,15 +1,15 @@
-"""The few things storage asks of a file system, so that a test can be the file system.
+"""The file operations that storage uses, behind an interface that tests can implement.
 
-What matters about a disk is what it does when the power goes: bytes written and not synced may be there, may be missing
-or may be there in part, and a name may point to the old file or the new one. No test can make a real disk do that at a
-chosen byte. Storage therefore reaches files through `Files` only, and there are two of them: `DiskFiles` here, and
-`powercut.RecordedFiles`, which keeps what is synced and what is not apart.
+After a power cut, bytes that were written and not synced may be there, missing, or there in part, and a name may point
+to the old file or the new one. No test can make a real disk do that at a chosen byte. Storage therefore uses files only
+through `Files`, which has two implementations: `DiskFiles` here, and `powercut.RecordedFiles`, which records what is
+synced and what is not.
 
 Paths are relative to the data folder, with `/` between parts. A handle is a small integer.
 
-    write     all of the buffers at an offset, or OSError. A file grows by being written
-    sync      the file's bytes are on the disk when this returns (fdatasync: bytes and size, not times)
-    sync_folder   names made, renamed or removed in that folder are on the disk when this returns
+    write         writes all of the buffers at an offset, or raises OSError; a file grows by writing
+    sync          the file's bytes are on disk when this returns (fdatasync: bytes and size, not times)
+    sync_folder   names created, renamed or removed in that folder are on disk when this returns
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Final, Protocol
 
 from avow.wire.record import Buffer
 
-_IOV_MAX: Final = 1024  # POSIX lets a system take no more buffers than this in one pwritev; Linux takes exactly this
-_JOIN_BELOW_BYTES: Final = 128 * 1024  # copying this much costs less than handing the kernel many small buffers
+_IOV_MAX: Final = 1024  # Linux's limit of buffers in one pwritev
+_JOIN_BELOW_BYTES: Final = 128 * 1024  # below this, copying costs less than passing many small buffers to the kernel
 _ZEROS: Final = bytes(1024 * 1024)
 
 
@@ -33,7 +33,7 @@ class Files(Protocol):
     def close(self, handle: int) -> None: ...
 
     def read(self, handle: int, *, size: int, offset: int) -> bytes:
-        """Fewer bytes than asked for only at the end of the file."""
+        """Returns fewer bytes than requested only at the end of the file."""
         ...
 
     def write(self, handle: int, buffers: Sequence[Buffer], *, offset: int) -> None: ...
@@ -45,7 +45,7 @@ class Files(Protocol):
     def sync(self, handle: int) -> None: ...
 
     def names(self, folder: str) -> list[str]:
-        """Sorted; empty when there is no such folder."""
+        """Sorted; empty if the folder does not exist."""
         ...
 
     def make_folder(self, path: str) -> None: ...
@@ -53,7 +53,7 @@ class Files(Protocol):
     def rename(self, *, old: str, new: str) -> None: ...
 
     def remove(self, path: str) -> None:
-        """Nothing happens when the file is not there."""
+        """Does nothing if the file does not exist."""
         ...
 
     def sync_folder(self, path: str) -> None: ...
@@ -61,7 +61,7 @@ class Files(Protocol):
     def free_bytes(self) -> int: ...
 
     def place(self, path: str) -> str:
-        """Where other processes on this machine find the file; empty: nowhere."""
+        """The file's path for other processes on this machine; empty: they cannot read it."""
         ...
 
 
@@ -82,7 +82,7 @@ class DiskFiles:
         found = os.pread(handle, size, offset)
         if len(found) == size:
             return found
-        pieces = [found]  # Linux gives at most 2 GiB a call, a signal less: an empty answer is the end
+        pieces = [found]  # Linux returns at most 2 GiB per call, less after a signal; an empty result is the end
         while found and (missing := size - sum(map(len, pieces))):
             found = os.pread(handle, missing, offset + size - missing)
             pieces.append(found)
@@ -93,7 +93,7 @@ class DiskFiles:
         if total < _JOIN_BELOW_BYTES or len(buffers) > _IOV_MAX:
             buffers = [b"".join(buffers)]
         written = os.pwritev(handle, buffers, offset)
-        if written < total:  # a signal or a disk that is nearly full; the next call says which
+        if written < total:  # a signal, or a nearly full disk: then the next call fails
             rest = memoryview(b"".join(buffers))
             while written < total:
                 written += os.pwrite(handle, rest[written:], offset + written)
@@ -139,9 +139,9 @@ class DiskFiles:
 
 
 def fill_with_zeros(files: Files, path: str, *, size: int) -> None:
-    """A synced file of zeros that owns its blocks: later overwrites change no metadata, so their sync is one write.
+    """Create a synced file of zeros with allocated blocks: overwriting it changes no metadata, so a sync is one write.
 
-    Allocating alone would leave extents marked unwritten, and the first sync of each would write metadata too.
+    Allocation alone would leave extents marked unwritten, and the first sync of each would write metadata too.
     """
     handle = files.open(path, create=True)
     try:
@@ -153,7 +153,7 @@ def fill_with_zeros(files: Files, path: str, *, size: int) -> None:
 
 
 def read_whole(files: Files, path: str) -> bytes | None:
-    """None when there is no such file."""
+    """The file's content; None if it does not exist."""
     try:
         handle = files.open(path)
     except FileNotFoundError:
@@ -165,9 +165,9 @@ def read_whole(files: Files, path: str) -> bytes | None:
 
 
 def write_whole(files: Files, path: str, buffers: Sequence[Buffer]) -> None:
-    """Write and sync a new file; one left by an attempt that failed is removed, never synced again.
+    """Write and sync a new file. A file left by a failed attempt is removed first and never synced again.
 
-    Its name is not durable before its folder is synced.
+    Its name is durable only after its folder is synced.
     """
     files.remove(path)
     handle = files.open(path, create=True)

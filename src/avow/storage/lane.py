@@ -1,17 +1,17 @@
-"""One open lane: as written, as its files hold it, and the entries in between.
+"""One open lane: its state as written, its state as in its files, and the entries in between.
 
-An operation passes through three moments: written (`FileStore.write` took it), durable (the log was synced), applied
-(the lane's files have it). Readers see it from the first on, the files change only after the second, and a checkpoint
-may speak of it only after the third. So a lane keeps two states, and beside them the entries that are written and not
-yet applied, which readers get from memory:
+An operation is first written (`FileStore.write` accepted it), then durable (the log was synced), then applied (it is in
+the lane's files). Readers see it once it is written, the files change only after it is durable, and a checkpoint may
+include it only after it is applied. So a lane has two states, and the entries that are written and not yet applied,
+which are read from memory:
 
     positions   base+1 ...... file_to | file_to+1 ....... written.end
     read from   the lane's files      | `_waiting`, each with the lsn that wrote it
 
-An operation that replaces or cuts entries lowers `file_to` when it is written. The files still hold the old entries
-then, and must: the operation may never become durable. Nobody reads them there any more.
+An operation that replaces or cuts entries lowers `file_to` when it is written. The files must still contain the old
+entries then, because the operation may never become durable; they are no longer read.
 
-Written by the owner of the store, applied by its sync thread, read by anyone: everything happens under `lock`.
+The owner of the store writes, its sync thread applies, any thread reads: all under `lock`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from avow.errors import StorageDamaged, Trimmed
 from avow.queue.retention import StoredFile
+from avow.replication.durable import Place
 from avow.replication.effects import (
     Persist,
     SaveCut,
@@ -37,10 +38,9 @@ from avow.replication.effects import (
 )
 from avow.storage.checkpoint import LaneMeta, snapshot_path, write_snapshot
 from avow.storage.files import Files
+from avow.storage.lane_state import LaneState
 from avow.storage.recovery import RecoveredLane, meta_of
-from avow.storage.room import is_no_space
-from avow.storage.segments import Place
-from avow.storage.state import LaneState
+from avow.storage.space_reserve import is_no_space
 from avow.storage.store import entry_size_bytes
 from avow.wire.messages import Entry
 from avow.wire.record import Buffer
@@ -49,7 +49,7 @@ _RUN_BYTES_MAX: Final = 1024 * 1024
 
 
 class Step(NamedTuple):
-    """An operation that is durable in the log, on its way to a lane's files. `payload` as the log has it."""
+    """An operation that is durable in the log and to be applied to a lane's files. `payload`: as in the log."""
 
     op: Persist
     lsn: int
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A lane as written, to go back to."""
+    """A lane's written state, to be restored."""
 
     written: LaneState
     file_to: int
@@ -69,7 +69,7 @@ class Saved(NamedTuple):
 class Lane:
     def __init__(self, number: int, files: Files, found: RecoveredLane) -> None:
         if not 0 <= number < 1 << 32:
-            raise ValueError(f"lane {number} is not a number of 32 bits")
+            raise ValueError(f"lane number {number} does not fit in 32 bits; nothing was written")
         self.number = number
         self.lock = threading.RLock()
         self.written = replace(found.state)
@@ -78,14 +78,14 @@ class Lane:
         self._file_to = found.state.end
         self._waiting: list[Entry] = []
         self._waiting_lsns: list[int] = []
-        self._created: dict[int, int] = {}  # last position of a full file -> when that entry was created
+        self._created: dict[int, int] = {}  # last position of a full file -> creation time of that entry
 
     # -------------------------------------------------------------- writing
 
     def write(self, op: Persist, lsn: int) -> None:
-        """Raises ValueError, and changes nothing, when the operation does not fit."""
+        """Raises ValueError, and changes nothing, if the operation does not fit."""
         with self.lock:
-            if type(op) is SaveEntries:  # nearly all of them
+            if type(op) is SaveEntries:  # nearly all operations
                 entries, first = op.entries, op.entries[0].position
                 behind = first == self.written.end + 1
                 self.written.append(first, len(entries))
@@ -106,7 +106,7 @@ class Lane:
             return Saved(replace(self.written), self._file_to, self._waiting.copy(), self._waiting_lsns.copy())
 
     def restore(self, saved: Saved) -> None:
-        """Take back what was written since `save`. Its caller lets nothing be written or applied in between."""
+        """Undo the writes since `save`. The caller ensures that nothing is written or applied in between."""
         with self.lock:
             self.written, self._file_to, self._waiting, self._waiting_lsns = saved
 
@@ -118,7 +118,7 @@ class Lane:
     # ------------------------------------------------------------- applying
 
     def apply(self, steps: Sequence[Step]) -> None:
-        """Change the files. On OSError what was not applied waits, and the next call tries it first."""
+        """Change the files. After an OSError the remaining steps wait, and the next call tries them first."""
         with self.lock:
             self._unapplied += steps
             while self._unapplied:
@@ -132,7 +132,7 @@ class Lane:
         return bool(self._unapplied)
 
     def _next_run(self) -> list[Step]:
-        """One step, or several that append entries one behind the other and can go in one write."""
+        """One step, or several that append consecutive entries and fit into one write."""
         run, size, following = [self._unapplied[0]], self._unapplied[0].size, 0
         if isinstance(run[0].op, SaveEntries):
             following = run[0].op.entries[-1].position + 1
@@ -146,7 +146,7 @@ class Lane:
         return run
 
     def _apply_run(self, run: Sequence[Step]) -> None:
-        """Files first, state after: an operation that failed half-way is applied again from the start."""
+        """Change the files first, then the state: an operation that failed half-way is applied again from the start."""
         op = run[0].op
         if isinstance(op, SaveEntries):
             first = op.entries[0].position
@@ -177,7 +177,7 @@ class Lane:
             self.files.remove_all()
 
     def _forget_waiting(self, lsn: int) -> None:
-        """What was written up to `lsn` and is still to be seen is in the files now."""
+        """Entries written up to `lsn` are in the files now: drop them from memory."""
         count = bisect_right(self._waiting_lsns, lsn)
         del self._waiting[:count], self._waiting_lsns[:count]
         self._file_to += count
@@ -187,7 +187,7 @@ class Lane:
             return meta_of(self._applied, self._snapshot_lsn, self.files)
 
     def take_dirty(self) -> tuple[list[str], bool]:
-        """Files to be synced, and whether the folder is; they count as synced from here on."""
+        """(files to be synced, whether to sync the folder). They count as synced from here on."""
         with self.lock:
             self._keep_indexes()
             self.files.release()
@@ -196,7 +196,7 @@ class Lane:
             return dirty, folder
 
     def _keep_indexes(self) -> None:
-        """An index can be found again by walking: a full disk may go without."""
+        """Write indexes. On a full disk they are skipped: an index can be rebuilt from its file."""
         try:
             self.files.keep_indexes()
         except OSError as error:
@@ -209,8 +209,8 @@ class Lane:
         with self.lock:
             if after < self.written.base:
                 raise Trimmed(
-                    f"lane {self.number} is held from {self.written.base + 1} on; {after + 1} was trimmed. "
-                    "Start from there"
+                    f"entry {after + 1} of lane {self.number} was trimmed; the first one left is "
+                    f"{self.written.base + 1}. Read from there"
                 )
             if self.written.end <= after < self.written.lost_upto:
                 raise StorageDamaged(file=self.files.folder, position=0, expected=f"entry {after + 1}", found="damage")
@@ -220,7 +220,7 @@ class Lane:
             return self._add_waiting(found, after, max_entries, max_bytes)
 
     def places(self, *, after: int, upto: int) -> list[Place]:
-        """Of entries after+1 .. upto, as many as are in the lane's files; none that are damaged, or trimmed."""
+        """Places of the entries after+1 .. upto that are in the lane's files, up to the first damaged one."""
         with self.lock:
             found: list[Place] = []
             if self.written.base <= after and self.files.segments and self.files.reachable:
@@ -249,7 +249,7 @@ class Lane:
         return found
 
     def stored_files(self) -> list[StoredFile]:
-        """Files that are full; the one being written is never given up."""
+        """The full files; the one being written is never deleted."""
         with self.lock:
             segments = self.files.segments
             ends = [segment.first - 1 for segment in segments[1:]]
@@ -272,7 +272,7 @@ class Lane:
 
 
 def fold(state: LaneState, op: Persist) -> None:
-    """Raises ValueError, and changes nothing, when the operation does not fit."""
+    """Apply an operation to a state. Raises ValueError, and changes nothing, if it does not fit."""
     if isinstance(op, SaveEntries):
         state.append(op.entries[0].position, len(op.entries))
     elif isinstance(op, SaveState):

@@ -1,21 +1,24 @@
-"""A store without a disk, for simulators and tests: the same promises, at memory speed.
+"""A store in memory, for simulators and tests: the same contract as the store on disk.
 
 A simulated cluster spends much of its time here, so `write` only appends and `sync` folds each operation once, into
-plain lists. What makes it worth having is that it fails like a disk:
+plain lists. It can fail like a disk:
 
     sync(upto)           makes the first writes durable, in order, and runs their callbacks
-    crash(keep, torn)    a power cut: what was pending is lost, except its first writes and some operations of the next
-    damage(lane, pos)    an entry that was stored can no longer be read
-    full = True          entries are refused with DiskFull; promises still go through
+    crash(keep, torn)    a power cut: pending writes are lost, except the first ones and some operations of the next
+    damage(lane, pos)    a stored entry can no longer be read
+    full = True          entries are refused with DiskFull; promises are still stored
 
-Nothing here copies entries: they are immutable, and lists of them are copied only when handed out.
+Entries are immutable and never copied; lists of them are copied only when they are returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from avow.errors import DiskFull, StorageDamaged, Trimmed
+from avow.queue.retention import StoredFile
+from avow.replication.durable import Place, StoreImage, synced_receipt
 from avow.replication.effects import (
     LaneImage,
     Persist,
@@ -27,12 +30,14 @@ from avow.replication.effects import (
     SaveState,
     SaveTrim,
 )
-from avow.storage.store import StoreImage, StoreStatistics, Then, _receipt, entry_size_bytes
+from avow.storage.store import StoreStatistics, Then, entry_size_bytes
 from avow.wire.messages import Entry, Snapshot
+
+FILE_ENTRIES: Final = 4
 
 
 class MemoryLane:
-    """`entries[0]` is at position base + 1. `lost_upto`: the lane once reached there and could not be read."""
+    """`entries[0]` is at position base + 1. `lost_upto`: the lane once reached this position and was damaged."""
 
     __slots__ = ("base", "damaged", "decided_end", "entries", "fenced", "lost_upto", "promised", "snapshot", "stamped")
 
@@ -52,7 +57,7 @@ class MemoryLane:
         return self.base + len(self.entries)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Contiguous entries, replacing what the lane held from the first one's position on."""
+        """Contiguous entries, which replace the lane's entries from the first one's position on."""
         held = self.entries
         keep = entries[0].position - self.base - 1
         if keep != len(held):
@@ -61,14 +66,16 @@ class MemoryLane:
 
     def cut(self, end: int) -> None:
         if self.snapshot is not None and end < self.snapshot.position:
-            raise ValueError(f"a cut at {end} lies below the snapshot at {self.snapshot.position}")
+            raise ValueError(f"a cut at {end} is below the snapshot at {self.snapshot.position}; nothing was cut")
         self.lost_upto = min(self.lost_upto, end)
         if end < self.end:
             self._cut(end - self.base)
 
     def _cut(self, keep: int) -> None:
         if not 0 <= keep <= len(self.entries):
-            raise ValueError(f"the lane holds {self.base + 1} to {self.end}; {self.base + keep + 1} leaves a gap")
+            raise ValueError(
+                f"the lane has entries {self.base + 1} to {self.end}; an entry at {self.base + keep + 1} leaves a gap"
+            )
         del self.entries[keep:]
         if self.damaged:
             self.damaged = {position for position in self.damaged if position <= self.base + keep}
@@ -77,19 +84,19 @@ class MemoryLane:
         if reset:
             self.snapshot, self.base, self.entries, self.damaged = snapshot, snapshot.position, [], set()
         elif snapshot.position > self.end:
-            raise ValueError(f"a snapshot at {snapshot.position} of a lane that ends at {self.end}")
+            raise ValueError(f"a snapshot at {snapshot.position} is beyond the lane's end at {self.end}")
         elif self.snapshot is None or snapshot.position > self.snapshot.position:
             self.snapshot = snapshot
 
     def trim(self, upto: int) -> None:
-        """Never beyond the newest snapshot: without it the entries are the only copy of the state."""
+        """Never beyond the newest snapshot: without one the entries are the only copy of the state."""
         upto = min(upto, 0 if self.snapshot is None else self.snapshot.position)
         if upto > self.base:
             del self.entries[: upto - self.base]
             self.base = upto
 
-    def settle_damage(self) -> None:
-        """What a restart does: the lane ends before its first unreadable entry, and remembers how far it went."""
+    def end_before_damage(self) -> None:
+        """At a restart: end the lane before its first unreadable entry, and remember how far it reached."""
         applied = 0 if self.snapshot is None else self.snapshot.position
         first = min((p for p in self.damaged if p > applied), default=0)
         if first:
@@ -117,7 +124,7 @@ class MemoryLane:
 
 
 class MemoryStore:
-    """See the module's head. Not safe to share between threads; it does not need to be."""
+    """See the module's docstring. Not thread-safe."""
 
     def __init__(self) -> None:
         self.full = False
@@ -135,13 +142,13 @@ class MemoryStore:
         damage: list[StorageDamaged] = []
         for number, lane in self._lanes.items():
             damage += [self._flaw(number, position) for position in sorted(lane.damaged)]
-            lane.settle_damage()
+            lane.end_before_damage()
         self._damage_found += len(damage)
         return StoreImage(self.incarnation, {number: lane.image() for number, lane in self._lanes.items()}, damage)
 
     def write(self, ops: Sequence[Persist], then: Then) -> None:
         if self.full and any(type(op) is SaveEntries for op in ops):
-            raise DiskFull("the disk is full; nothing was stored. Free space, then try again")
+            raise DiskFull("the disk is full; nothing was stored. Reads still work. Free disk space, then retry")
         self._pending.append((ops, then))
 
     def sync(self, upto: int | None = None) -> None:
@@ -159,7 +166,7 @@ class MemoryStore:
                 self._fold(op)
         self._writes += len(synced)
         self._syncs += 1
-        receipt = _receipt(self._syncs)
+        receipt = synced_receipt(self._syncs)
         for _, then in synced:
             then(receipt)
 
@@ -179,7 +186,7 @@ class MemoryStore:
     def crash(self, *, keep: int = 0, torn: int = 0) -> MemoryStore:
         """A power cut: the first `keep` pending writes survive, and of the next one its first `torn` operations.
 
-        No callback runs. Returns the store as the next run finds it; this one must not be used any more.
+        No callback runs. Returns the store of the next run; this one must not be used any more.
         """
         survivor = MemoryStore()
         survivor.full, survivor.incarnation, survivor._lanes = self.full, self.incarnation, self._lanes
@@ -193,28 +200,35 @@ class MemoryStore:
         return survivor
 
     def damage(self, lane: int, position: int) -> None:
-        """The synced entry at `position` can no longer be read. The next load says so."""
+        """The synced entry at `position` can no longer be read. The next load reports it."""
         held = self._lanes[lane]
         if not held.base < position <= held.end:
-            raise ValueError(f"lane {lane} holds {held.base + 1} to {held.end}, not {position}")
+            raise ValueError(f"lane {lane} has entries {held.base + 1} to {held.end}, not {position}")
         held.damaged.add(position)
 
     def durable(self, lane: int, position: int) -> Entry | None:
-        """The synced entry at `position`, damaged or not; None when there is none (any more)."""
+        """The synced entry at `position`, damaged or not; None: there is none."""
         held = self._lanes.get(lane)
         if held is None or not held.base < position <= held.end:
             return None
         return held.entries[position - held.base - 1]
 
+    def holds(self, lane: int) -> bool:
+        """Whether a snapshot or an entry of the lane is synced."""
+        held = self._lanes.get(lane)
+        return held is not None and (held.snapshot is not None or bool(held.entries))
+
     def lost_upto(self, lane: int) -> int:
-        """How far the lane once reached if a restart found it damaged since; 0: undamaged."""
+        """How far the lane had reached when a restart found it damaged; 0: undamaged."""
         held = self._lanes.get(lane)
         return 0 if held is None else held.lost_upto
 
     def read(self, lane: int, *, after: int, max_entries: int, max_bytes: int) -> list[Entry]:
         held = self._seen(lane)
         if after < held.base:
-            raise Trimmed(f"lane {lane} is held from {held.base + 1} on; {after + 1} was trimmed. Start from there")
+            raise Trimmed(
+                f"entry {after + 1} of lane {lane} was trimmed; the first one left is {held.base + 1}. Read from there"
+            )
         if held.end <= after < held.lost_upto:
             raise self._flaw(lane, after + 1)
         found: list[Entry] = []
@@ -230,8 +244,24 @@ class MemoryStore:
             found.append(entry)
         return found
 
+    def places(self, lane: int, *, after: int, upto: int) -> list[Place]:  # noqa: ARG002
+        """There are no files, so there are no places."""
+        return []
+
+    def stored_files(self, lane: int) -> list[StoredFile]:
+        """As if each file had `FILE_ENTRIES` entries; the last one, which is being written, is not listed."""
+        held = self._lanes.get(lane)
+        if held is None:
+            return []
+        entries, files = held.entries, []
+        for at in range(0, len(entries) - FILE_ENTRIES, FILE_ENTRIES):
+            part = entries[at : at + FILE_ENTRIES]
+            newest_ms = max(entry.created_ms for entry in part)
+            files.append(StoredFile(part[-1].position, sum(map(entry_size_bytes, part)), newest_ms))
+        return files
+
     def _seen(self, number: int) -> MemoryLane:
-        """The lane with what is pending folded in. Only copied when something is pending for it."""
+        """The lane with its pending writes folded in. Copied only if there are any."""
         lane = self._lanes.get(number) or MemoryLane()
         waiting = [op for ops, _ in self._pending for op in ops if getattr(op, "lane", None) == number]
         if not waiting:
@@ -266,7 +296,7 @@ class MemoryStore:
 
 
 def _fold_rare(lane: MemoryLane, op: Persist) -> None:
-    """Every operation on a lane but SaveEntries, which the stores test for first because it is nearly all of them."""
+    """Every operation on a lane except SaveEntries, which is checked first because nearly all operations are that."""
     if isinstance(op, SaveState):
         lane.promised, lane.stamped = op.promised, op.stamped
     elif isinstance(op, SaveCut):

@@ -1,19 +1,19 @@
-"""Opening a store: make the files of every lane say what the checkpoint and the log say, then start a new log.
+"""Recovery: bring the files of every lane to the state of the checkpoint and the log, then start a new log.
 
-Nothing of the old log is overwritten before all of it is in the lane files and synced and a new checkpoint says so; a
-crash during recovery therefore changes nothing but the time it takes. The order:
+Nothing of the old log is overwritten before all of it is synced in the lane files and a new checkpoint is written, so a
+crash during recovery only costs time. The order:
 
-    1. checkpoint, then the log segments behind it, folded into a plan for each lane      (`replay`)
-    2. each lane the log touched: compare its files with the plan, byte for byte, and rewrite from the first difference
+    1. read the checkpoint and the later log segments, and fold them into a plan for each lane      (`replay`)
+    2. for each lane in the log: compare its files with the plan byte by byte, and rewrite from the first difference
     3. sync those files and folders; write the new checkpoint; the old log is free
-    4. read each lane's entries behind its snapshot, checking every one
+    4. read and check each lane's entries after its snapshot
 
-While the log covers an entry there are two copies of it, and either makes good for the other. A damaged record in the
-log is looked for in the lane's file and taken if it has the checksum the log's header states; a lane's file that
-differs from a sound record in the log is rewritten. Bytes that differ and are no sound record either were damaged,
-unless they are zeros or missing: those are only writes that had not reached the disk.
+While an entry is in the log there are two copies of it, and each can repair the other. A record damaged in the log is
+taken from the lane's file if it has the checksum in the log's header there. A lane's file that differs from an intact
+record in the log is rewritten. Bytes that differ and are not an intact record either were damaged, unless they are
+zeros or missing: those are writes that had not reached the disk.
 
-What cannot be read ends its lane there: `damaged_from`. Nothing is deleted because it cannot be read.
+A lane ends before its first unreadable entry (`damaged_from`). Nothing is deleted because it cannot be read.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from avow import limits
 from avow.errors import Malformed, StorageDamaged, UnfitToVote
+from avow.replication.durable import StoreImage
 from avow.replication.effects import LaneImage
 from avow.storage.checkpoint import (
     PATHS,
@@ -39,10 +40,9 @@ from avow.storage.checkpoint import (
     write_snapshot,
 )
 from avow.storage.files import Files
+from avow.storage.lane_state import LaneState
 from avow.storage.replay import Extent, LanePlan, Log, replay
 from avow.storage.segments import LaneFiles, shorten
-from avow.storage.state import LaneState
-from avow.storage.store import StoreImage
 from avow.wire.messages import Entry, Snapshot
 from avow.wire.record import HEADER_SIZE_BYTES, Buffer, read_record, record_size
 
@@ -51,7 +51,7 @@ _SECTOR_BYTES: Final = 512
 
 
 class Sizes(Struct, frozen=True):
-    """Bounds of one store. Tests make them tiny so that everything rolls over within a few writes."""
+    """Sizes of one store's files. Tests use tiny ones, so that every file is full after a few writes."""
 
     wal_segment_bytes: int = limits.WAL_SEGMENT_SIZE_BYTES
     wal_segments: int = limits.WAL_SEGMENTS_MIN
@@ -77,20 +77,20 @@ class Recovered:
 
 
 def recover(files: Files, sizes: Sizes) -> Recovered:
-    """Raises UnfitToVote, and changes nothing, when a promise may be lost; any other damage is in the image."""
+    """Raises UnfitToVote, and changes nothing, if a promise may be lost; other damage is listed in the image."""
     damage: list[StorageDamaged] = []
     checkpoint = read_checkpoint(files, damage) or _first_checkpoint(files)
     log = replay(files, checkpoint, damage)
     for flaw in damage:
         if isinstance(flaw, UnfitToVote):
-            raise flaw  # before anything is written: the next start must find it, too
+            raise flaw  # before anything is written: the next start must find it too
     lanes = {number: _Rebuild(files, sizes, number, plan, damage).lane for number, plan in log.plans.items()}
     _sync(files, lanes)
     renewed = _renewed(checkpoint, log, lanes)
     write_checkpoint(files, renewed)
     images = {number: _image(files, number, lane, damage) for number, lane in lanes.items()}
     if any(lane.state != renewed.lanes[number].state for number, lane in lanes.items()):
-        # Entries were found unreadable: how far the lane had reached must outlive this process.
+        # Entries were unreadable: the next start must know how far the lane had reached.
         renewed = _renewed(renewed, log, lanes)
         write_checkpoint(files, renewed)
     _remove_old_snapshots(files, lanes)
@@ -99,7 +99,7 @@ def recover(files: Files, sizes: Sizes) -> Recovered:
 
 
 def _first_checkpoint(files: Files) -> Checkpoint:
-    """Written before anything else in a new folder, so a folder with files and without it was damaged."""
+    """Written first in a new folder, so a folder with files and without a checkpoint is damaged."""
     if any(files.names(folder) for folder in FOLDERS):
         raise UnfitToVote(file=PATHS[0], position=0, expected="a checkpoint", found="no such file")
     checkpoint = Checkpoint(version=0, opening=0, replay_from=1, lsn=0, incarnation=0, lanes={})
@@ -152,7 +152,7 @@ def _sync(files: Files, lanes: dict[int, RecoveredLane]) -> None:
 
 
 class _Rebuild:
-    """Makes a lane's files follow its plan. `lane` is the result."""
+    """Changes a lane's files according to its plan. `lane` is the result."""
 
     def __init__(self, files: Files, sizes: Sizes, number: int, plan: LanePlan, damage: list[StorageDamaged]) -> None:
         self._files, self._number, self._plan, self._damage = files, number, plan, damage
@@ -179,14 +179,14 @@ class _Rebuild:
             self._lane.remove_all()
         self._write(payloads)
         self._lane.trim(plan.state.base)
-        # Also what already was right may be right in memory only.
+        # Files that were already right may be right only in the page cache.
         self._lane.dirty |= self._lane.paths_behind(plan.keep)
 
     def _payload(self, extent: Extent) -> Buffer | None:
-        """The extent's records, from the log or, proved by checksum, from the lane's file. None: the lane ends here."""
+        """The extent's records, from the log or, if the checksum matches, the lane's file. None: the lane ends here."""
         state, source = self._plan.state, extent.source
         if extent.first > state.end:
-            return None  # behind a loss that was met already
+            return None  # after an earlier loss
         payload: Buffer | None = source.payload
         if payload is None:
             payload = self._other_copy(extent)
@@ -198,7 +198,7 @@ class _Rebuild:
     def _other_copy(self, extent: Extent) -> bytes | None:
         header = extent.source.header
         try:
-            found = self._lane.stretch(extent.first, size=header.length)
+            found = self._lane.bytes_from(extent.first, size=header.length)
         except StorageDamaged as flaw:
             self._damage.append(flaw)
             return None
@@ -215,12 +215,12 @@ class _Rebuild:
             if place is None:
                 self._lane.append(first, [payload], size=len(payload))
         if self._plan.state.damaged_from:
-            self._lane.start_new_file()  # bytes behind may be all that is left of the entries: they stay
+            self._lane.start_new_file()  # later bytes may be all that is left of the entries: keep them
         elif place is not None:
             self._lane.end_at(place)
 
     def _start(self) -> tuple[int, int] | None:
-        """Where the kept part of the lane's files ends. None: not known, or nothing is kept; a new file follows."""
+        """Where the kept part of the lane's files ends. None: unknown, or nothing is kept; begin a new file."""
         plan = self._plan
         if plan.void:
             return None
@@ -230,14 +230,14 @@ class _Rebuild:
             try:
                 place = self._lane.place(plan.keep + 1)
             except StorageDamaged:
-                place = (plan.tail[0], -1)  # reading the entries will meet it again, and report it
+                place = (plan.tail[0], -1)  # reading the entries finds the damage again and reports it
         if place[1] >= 0 and any(segment.first == place[0] for segment in self._lane.segments):
             return place
         self._lane.end_at((place[0], -1))
         return None
 
     def _compare(self, place: tuple[int, int], first: int, payload: Buffer) -> tuple[int, int] | None:
-        """Where the next stretch is expected when this one is there, else None."""
+        """Where the next payload is expected if this one is in the file, else None."""
         if any(segment.first == first for segment in self._lane.segments):
             place = (first, 0)
         found = self._lane.bytes_at(place, size=len(payload))
@@ -258,7 +258,8 @@ class _Rebuild:
         )
 
     def _write_snapshot(self) -> None:
-        """The newest snapshot of the log goes to its file. One that went bad in the log may be whole there already."""
+        """Write the newest snapshot of the log to its file. If it is damaged in the log, the file may have it
+        already."""
         plan = self._plan
         if not plan.snapshots:
             return
@@ -272,12 +273,12 @@ class _Rebuild:
 
 
 def _sound(found: bytes) -> bool:
-    """Whole records with right checksums: other entries that stood here before, and not damage."""
+    """Whether these are records with matching checksums: older entries, and not damage."""
     offset = 0
     try:
         while offset < len(found):
             header = found[offset : offset + HEADER_SIZE_BYTES]
-            # The last one may go on behind the stretch that was compared.
+            # The last one may continue after the compared bytes.
             if len(header) < HEADER_SIZE_BYTES or offset + (size := record_size(header)) > len(found):
                 return True
             read_record(found[offset : offset + size])
@@ -288,7 +289,7 @@ def _sound(found: bytes) -> bool:
 
 
 def _damaged_byte(found: bytes, payload: Buffer) -> int | None:
-    """The first difference that is not a sector, or the rest of one, that was never written and reads as zeros."""
+    """The first difference, except in sectors (or the rest of one) that were never written and read as zeros."""
     for start in range(0, len(found), _SECTOR_BYTES):
         here, there = found[start : start + _SECTOR_BYTES], bytes(payload[start : start + _SECTOR_BYTES])
         if here == there:
@@ -324,7 +325,8 @@ def _image(files: Files, number: int, lane: RecoveredLane, damage: list[StorageD
 
 
 def _snapshot(files: Files, number: int, lane: RecoveredLane, damage: list[StorageDamaged]) -> Snapshot | None:
-    """Without its snapshot a lane is read from its first entry if it still has that one, else all of it is lost."""
+    """Read the snapshot. If it is damaged, a lane that still has its first entry is read from there, else it is
+    lost."""
     state = lane.state
     if not lane.snapshot_lsn:
         return None
@@ -347,7 +349,7 @@ def _remove_old_snapshots(files: Files, lanes: dict[int, RecoveredLane]) -> None
 
 
 def remove_snapshots(files: Files, lane: int, *, before_lsn: int) -> None:
-    """Those older than the one a checkpoint on the disk names."""
+    """Remove snapshots older than the one in the checkpoint on disk."""
     for name in files.names(f"lanes/{lane}"):
         stem, _, kind = name.partition(".")
         if kind == "snap" and int(stem.partition("-")[2]) < before_lsn:

@@ -1,34 +1,179 @@
-"""From the write-ahead log to a plan: what each lane must look like, and from which bytes it can be made so.
+"""Replay: folds the write-ahead log into a plan for each lane, and decides what in the log is damaged or torn.
 
-Lane files are always ahead of the last checkpoint and behind the log, by an unknown amount: they are written without a
-sync. So the log is not executed against them. It is folded, in the order of its lsns, into one plan for each lane:
+Lane files are written without a sync, so they are ahead of the last checkpoint and behind the log by an unknown amount.
+Therefore the log is not executed against them, but folded, in the order of its lsns, into one plan for each lane:
 
-    keep       the lane's files are right up to this position; no operation since the checkpoint touched it
-    extents    what follows, in order, each a stretch of records in the log
+    keep       the lane's files are right up to this position; no operation since the checkpoint changed it
+    extents    the later entries, in order, each a range of records in the log
 
-An operation that replaces a suffix or cuts the lane lowers `keep` or drops extents; in the end only what survived has
-to be found. An extent whose bytes went bad in the log keeps its checksum, and the lane's file may still have the bytes.
+An operation that replaces a suffix or cuts the lane lowers `keep` or drops extents; only the bytes of the remaining
+extents are needed. An extent whose bytes are damaged in the log keeps its checksum, and the lane's file may have them.
 
-Folding stops at the first operation that was never finished. An lsn that is missing although it was synced cannot have
-been looked at by anyone: it may have been a promise, and the peer that made it must not vote as itself again.
+Folding stops at the first operation that was never completely written. If an lsn is missing although it was synced, it
+may have been a promise, and the peer must not vote under its number again.
+
+Scanning a segment must distinguish a torn tail from damage. A power cut in the middle of a write leaves a torn tail,
+which must be dropped silently: it was never acknowledged. A record that was synced and then damaged looks the same, but
+dropping it silently would lose an acknowledged write. What follows decides:
+
+    A group is written only after the previous group was synced. So everything before the last recognisable group (its
+    opening record is intact) was synced, and a flaw there is damage. A flaw after it is a torn tail. A later segment
+    that was opened proves the same for all of the previous one.
+
+The limit of this rule: damage in the very last group before a power cut looks like a torn tail. The log therefore
+writes an empty group when it becomes idle and when it is closed, so only writes of the last moments before a power cut
+are exposed, and only to a second fault in the same place.
+
+After a flaw, scanning continues at the next intact header, or repeated header, that belongs to this use of the segment.
+A record known only by its repeated header is complete.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
 
 from avow.errors import StorageDamaged, UnfitToVote
 from avow.storage.checkpoint import Checkpoint, LaneMeta
 from avow.storage.files import Files, read_whole
-from avow.storage.records import PROMISE, SEGMENT_START, SegmentHeader, WalKind
-from avow.storage.scan import Found, SegmentScan, opening_of
+from avow.storage.lane_state import LaneState
 from avow.storage.segments import NEW_FILE
-from avow.storage.state import LaneState
+from avow.storage.wal_records import (
+    BLOCK_BYTES,
+    HEAD,
+    HEADER_BYTES,
+    PROMISE,
+    SEGMENT_START,
+    TAIL,
+    Header,
+    SegmentHeader,
+    WalKind,
+    header_at,
+    segment_header_at,
+)
+
+_SHARED: Final = HEAD[:3]  # both magics start with it, so one search finds either
+
+
+class Found(NamedTuple):
+    """A record. `payload` None: its checksum does not match."""
+
+    file: str
+    offset: int
+    header: Header
+    payload: memoryview | None
+
+
+class SegmentScan:
+    """One pass over one segment. Flaws before the byte position `sealed_to` are damage, later ones a torn tail."""
+
+    def __init__(self, data: bytes, *, file: str, opening: SegmentHeader) -> None:
+        self._data, self._file, self._opening = data, file, opening
+        self.found: list[Found] = []
+        self.flaws: list[StorageDamaged] = []
+        self.sealed_to = 0
+        self.synced_lsn = 0  # from the last opening record
+        self._scan()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def _scan(self) -> None:
+        offset: int | None = SEGMENT_START
+        while offset is not None and offset < len(self._data):
+            header = self._header(offset, magic=HEAD)
+            if header is not None:
+                offset = self._take(offset, header)
+            elif (boundary := self._padding_end(offset)) > offset:
+                offset = boundary
+            else:
+                offset = self._resume(offset)
+
+    def _header(self, offset: int, *, magic: bytes) -> Header | None:
+        """A header that belongs to this use of the segment and whose record fits into it."""
+        header = header_at(self._data, offset, magic=magic)
+        if header is None or header.epoch != self._opening.epoch or header.lsn < self._opening.first_lsn:
+            return None
+        start = offset if magic == HEAD else offset + HEADER_BYTES - header.size
+        return header if SEGMENT_START <= start <= len(self._data) - header.size else None
+
+    def _take(self, offset: int, header: Header) -> int:
+        """Add the record that starts here. Returns the offset of the next one."""
+        body, end = offset + HEADER_BYTES, offset + header.size
+        payload = memoryview(self._data)[body : end - HEADER_BYTES]
+        found = crc32c(payload)
+        if found != header.crc:
+            self._flaw(body, expected=f"crc {header.crc:08x} of lsn {header.lsn}", found=f"crc {found:08x}")
+        tail = self._data[end - HEADER_BYTES : end]
+        if self._data[offset : offset + 4] == HEAD and tail != TAIL + self._data[offset + 4 : body]:
+            self._flaw(end - HEADER_BYTES, expected=f"the header of lsn {header.lsn} again", found=tail.hex())
+        if header.kind == WalKind.GROUP:
+            self.sealed_to = offset
+            self.synced_lsn = header.lsn - 1
+        else:
+            whole = payload[: header.length] if found == header.crc else None
+            self.found.append(Found(self._file, offset, header, whole))
+        return end
+
+    def _padding_end(self, offset: int) -> int:
+        """The next block boundary if only zeros precede it (padding of the group), else `offset`."""
+        boundary = offset + -offset % BLOCK_BYTES
+        return boundary if self._data.count(0, offset, boundary) == boundary - offset else offset
+
+    def _resume(self, offset: int) -> int | None:
+        """Where scanning can continue after a flaw; None at the end of the log."""
+        for place in self._candidates(offset):
+            header = self._header(place, magic=HEAD)
+            if header is not None:
+                self._flaw(offset, expected=f"a record before lsn {header.lsn}", found=self._glimpse(offset))
+                return place
+            header = self._header(place, magic=TAIL)
+            if header is not None and (start := place + HEADER_BYTES - header.size) >= offset:
+                self._flaw(start, expected=f"the header of lsn {header.lsn}", found=self._glimpse(start))
+                return self._take(start, header)
+        # Nothing intact follows: a torn tail, or the end.
+        return None
+
+    def _candidates(self, offset: int) -> Iterator[int]:
+        place = self._data.find(_SHARED, offset)
+        while place >= 0:
+            if place % 8 == 0:
+                yield place
+            place = self._data.find(_SHARED, place + 1)
+
+    def _glimpse(self, offset: int) -> str:
+        return self._data[offset : offset + 16].hex()
+
+    def _flaw(self, offset: int, *, expected: str, found: str) -> None:
+        self.flaws.append(StorageDamaged(file=self._file, position=offset, expected=expected, found=found))
+
+
+def opening_of(data: bytes, *, file: str) -> tuple[SegmentHeader | None, list[StorageDamaged]]:
+    """The opening block of a segment, from the newer copy, and the flaws found.
+
+    No header and no flaw: the segment was never used, or its first use was torn. No header and a flaw: the content of
+    the segment is unknown.
+    """
+    copies = [segment_header_at(data, offset) for offset in (0, BLOCK_BYTES)]
+    sound = [header for header in copies if header is not None]
+    newest = max(sound, key=lambda header: header.sequence, default=None)
+    if newest is None and not any(data[BLOCK_BYTES:SEGMENT_START]):
+        return None, []
+    expected = "an opening block" if newest is None else f"the opening block of segment {newest.sequence}"
+    flaws = [
+        StorageDamaged(file=file, position=offset, expected=expected, found=data[offset : offset + 48].hex())
+        for offset, copy in zip((0, BLOCK_BYTES), copies, strict=True)
+        if copy is None or copy != newest
+    ]
+    return newest, flaws
 
 
 @dataclass
 class Extent:
-    """Entries first .. first+count-1, of which `take` are still wanted. `source.payload` None: the bytes went bad."""
+    """Entries from `first` on, of which `take` are still needed. `source.payload` None: the bytes are damaged."""
 
     first: int
     take: int
@@ -37,7 +182,7 @@ class Extent:
 
 @dataclass
 class LanePlan:
-    """`tail` and `keep` are about the lane's files as the checkpoint knows them; `void`: none of them counts."""
+    """`tail` and `keep` refer to the lane's files as of the checkpoint; `void`: none of them is needed."""
 
     state: LaneState
     snapshot_lsn: int
@@ -80,7 +225,7 @@ class LanePlan:
 
 @dataclass
 class Log:
-    """`plans` has every lane, also those the log says nothing of. `used`: the highest segment number ever seen."""
+    """`plans` has every lane, also those that are not in the log. `used`: the highest segment number found."""
 
     plans: dict[int, LanePlan]
     incarnation: int
@@ -117,7 +262,7 @@ def replay(files: Files, checkpoint: Checkpoint, damage: list[StorageDamaged]) -
 def _scan_segments(
     files: Files, checkpoint: Checkpoint, damage: list[StorageDamaged]
 ) -> tuple[list[tuple[SegmentHeader, SegmentScan]], Log]:
-    """Segments that count, in order, and a log nothing was folded into yet."""
+    """The segments to replay, in order, and an empty log."""
     plans = {number: _plan(meta) for number, meta in checkpoint.lanes.items()}
     log = Log(plans, checkpoint.incarnation, checkpoint.lsn, checkpoint.replay_from - 1, {})
     scans: list[tuple[SegmentHeader, SegmentScan]] = []
@@ -155,7 +300,7 @@ def _fold(log: Log, found: Found, damage: list[StorageDamaged]) -> None:
     try:
         _fold_lane(plan, found, damage)
     except ValueError as misfit:
-        # Only possible behind an operation that was lost: it is reported, and so is what it cost this lane.
+        # Possible only after an operation was lost: report the misfit and what this lane lost.
         damage.append(
             StorageDamaged(file=found.file, position=found.offset, expected="an operation that fits", found=str(misfit))
         )

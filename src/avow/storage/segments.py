@@ -1,45 +1,104 @@
-"""The files of one lane: its records laid end to end, cut into files of a bounded size.
+"""The files of one lane: its records end to end, in files of a limited size.
 
-These files are what readers read and what retention deletes. They are not what makes a write durable (the write-ahead
-log is), so they are written without a sync, and always behind it: an operation reaches a lane's file only after the log
-that holds it was synced. Were it the other way round, a suffix could be overwritten by an operation the power cut then
-takes back, and synced entries would be gone.
+Readers read these files and retention deletes them. The write-ahead log makes writes durable, so these files are
+written without a sync and always after it: an operation is written to a lane's file only after its log record was
+synced. In the other order, an operation that a power cut then undoes could have overwritten synced entries.
 
     lanes/<lane>/<position of the first entry>.log    records, byte for byte as the log has them
-    lanes/<lane>/<position of the first entry>.idx    points into a file that is full (see `index`)
+    lanes/<lane>/<position of the first entry>.idx    the index of a full file
     lanes/<lane>/<position>-<lsn>.snap                snapshots (see `checkpoint`)
 
-A file ends where the next one starts. Files change at the boundary of an append only, so what was one payload in the
-log is one stretch of bytes here: that is how either copy can stand in for the other.
+A file ends where the next one starts. A new file begins only between appends, so a payload in the log is one contiguous
+range of bytes here, and each copy can replace the other.
 
-A record that cannot be walked over makes the exact place of later positions unknown. Nothing is removed for that
-reason: the next append then opens a new file, named by its position, and readers go from name to name.
+After a record that cannot be skipped (its header is damaged), the offsets of later positions are unknown. Nothing is
+removed for that reason: the next append begins a new file, named by its position, and readers continue with that file.
+
+The index of a file has the offset of an entry about every 64 KiB. Entries have different lengths, so an entry is found
+by starting at an earlier known offset and skipping records. An offset for each entry would use too much memory; one
+every 64 KiB costs 16 bytes and one short read. Points are added while entries are appended, at the starts of appended
+runs. For a full file they are written to a small file with a checksum; without it (or if it is damaged) the index is
+rebuilt by reading the file's headers.
 """
 
 from __future__ import annotations
 
 import contextlib
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from avow.errors import Malformed, StorageDamaged
+from avow.replication.durable import Place
+from avow.storage import checked
 from avow.storage.files import Files, read_whole, write_whole
-from avow.storage.index import Index
 from avow.wire.messages import Entry
 from avow.wire.record import HEADER_SIZE_BYTES, Buffer, Header, padded, read_header, record_size, unpack_entry
 
+
+class Point(NamedTuple):
+    position: int
+    offset: int
+
+
+class Index:
+    """Points of one file, ascending. The first is always the file's first entry, at byte 0."""
+
+    __slots__ = ("_interval_bytes", "_offsets", "_positions", "size_bytes")
+
+    def __init__(self, *, first: int, interval_bytes: int) -> None:
+        self._interval_bytes = interval_bytes
+        self.size_bytes = 0  # of the indexed file when the index was written
+        self._positions = array("Q", [first])
+        self._offsets = array("Q", [0])
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def add(self, position: int, *, offset: int) -> None:
+        """An entry starts here; added only if it is far enough after the last point."""
+        if offset - self._offsets[-1] >= self._interval_bytes:
+            self._positions.append(position)
+            self._offsets.append(offset)
+
+    def before(self, position: int) -> Point:
+        """The last point at or before `position`."""
+        found = bisect_right(self._positions, position) - 1
+        return Point(self._positions[found], self._offsets[found])
+
+    def cut(self, size_bytes: int) -> None:
+        """The file ends here now: remove later points."""
+        keep = max(1, bisect_left(self._offsets, size_bytes))
+        del self._positions[keep:], self._offsets[keep:]
+
+    def to_bytes(self, size_bytes: int) -> bytes:
+        """`size_bytes`: of the indexed file. The index is not used if the file has another size later."""
+        size = size_bytes.to_bytes(8, "little")
+        return checked.seal(checked.INDEX, size + self._positions.tobytes() + self._offsets.tobytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, interval_bytes: int, file: str) -> Index:
+        """Raises StorageDamaged."""
+        body = checked.unseal(checked.INDEX, data, file=file)
+        half = 8 + (len(body) - 8) // 2
+        index = cls(first=0, interval_bytes=interval_bytes)
+        index.size_bytes = int.from_bytes(body[:8], "little")
+        index._positions, index._offsets = array("Q", body[8:half]), array("Q", body[half:])
+        return index
+
+
 _WINDOW_BYTES: Final = 1024 * 1024
 _PROBE_BYTES: Final = 64 * 1024
-_HEADER_PROBE_BYTES: Final = 4 * 1024  # behind a large record: another one is likely, and only its header is wanted
-_LARGE_BYTES: Final = 128 * 1024  # read by itself, to the byte, and handed on without a copy
-NEW_FILE: Final = -1  # as a tail's size: where the lane ends inside its last file is not known
+_HEADER_PROBE_BYTES: Final = 4 * 1024  # after a large record: another one is likely, and only its header is needed
+_LARGE_BYTES: Final = 128 * 1024  # such records are read alone, exactly, and returned without a copy
+NEW_FILE: Final = -1  # as a tail's size: where the lane ends in its last file is unknown
 
 
 class Segment:
-    """One file. `size`: bytes that belong to the lane; what lies behind is left over and will be overwritten."""
+    """One file. `size`: bytes that belong to the lane; later bytes are left over and will be overwritten."""
 
     __slots__ = ("first", "index", "path", "size")
 
@@ -47,18 +106,8 @@ class Segment:
         self.first, self.path, self.size, self.index = first, path, size, index
 
 
-class Place(Struct, frozen=True, gc=False):
-    """Where a record lies, and its header. `full`: nothing will be written to that file any more."""
-
-    position: int
-    path: str
-    full: bool
-    offset: int
-    header: bytes
-
-
 class LaneFiles:
-    """Not safe to share between threads: its owner holds a lock around each call."""
+    """Not thread-safe: its owner holds a lock around each call."""
 
     def __init__(
         self,
@@ -76,12 +125,12 @@ class LaneFiles:
         self._new_file = False
         self.dirty: set[str] = set()  # files to be synced before the log that covers them is reused
         self.folder_dirty = self._folder_made = False
-        self.full: list[Segment] = []  # files whose index is to be kept beside them
+        self.full: list[Segment] = []  # files whose index is to be written
 
     # -------------------------------------------------------------- opening
 
     def open(self) -> None:
-        """Find the lane's files, as long as they are on the disk; `end_at` then says where the last one ends."""
+        """Find the lane's files with their sizes on disk; `end_at` then sets where the last one ends."""
         for name in self._files.names(self.folder):
             stem, _, kind = name.partition(".")
             if kind != "log" or not stem.isdigit():
@@ -98,7 +147,7 @@ class LaneFiles:
         return self.segments[-1].first, NEW_FILE if self._new_file else self.segments[-1].size
 
     def end_at(self, tail: tuple[int, int]) -> None:
-        """The lane ends inside this file: later ones, and bytes behind, are left over and go."""
+        """The lane ends in this file: later files, and later bytes, are left over and are removed."""
         first, size = tail
         while self.segments and self.segments[-1].first > first:
             self._remove_last()
@@ -113,13 +162,13 @@ class LaneFiles:
     # -------------------------------------------------------------- writing
 
     def make_folder(self) -> None:
-        """Before the first file. The folder's own name is synced with the folder."""
+        """Create the folder before the first file. Its name is synced with the folder."""
         if not self._folder_made:
             self._files.make_folder(self.folder)
             self._folder_made = self.folder_dirty = True
 
     def append(self, first: int, buffers: Sequence[Buffer], *, size: int) -> None:
-        """Records from position `first` on. On OSError nothing changed that a second attempt would not write again."""
+        """Append records from position `first` on. After an OSError the call can be repeated."""
         if self._new_file or not self.segments or self.segments[-1].size >= self._segment_size_bytes:
             self._open_next(first)
         last = self.segments[-1]
@@ -146,7 +195,7 @@ class LaneFiles:
         self._new_file, self.folder_dirty = False, True
 
     def cut(self, end: int) -> None:
-        """Drop what lies behind the entry at `end`."""
+        """Drop the entries after `end`."""
         while self.segments and self.segments[-1].first > end:
             self._remove_last()
             self._new_file = False
@@ -191,12 +240,12 @@ class LaneFiles:
         self._new_file = False
 
     def trim(self, base: int) -> None:
-        """Remove the files whose entries all lie at or below `base`; never the one being written."""
+        """Remove the files whose entries are all at or below `base`; never the one being written."""
         while len(self.segments) > 1 and self.segments[1].first <= base + 1:
             self._remove(self.segments.pop(0))
 
     def release(self) -> None:
-        """Close the file being written; it is opened again when needed."""
+        """Close the file being written; it is reopened when needed."""
         if self._handle is not None:
             self._files.close(self._handle)
             self._handle = None
@@ -205,7 +254,7 @@ class LaneFiles:
 
     @property
     def reachable(self) -> bool:
-        """Other processes on this machine can find the files."""
+        """Whether other processes on this machine can open the files."""
         return bool(self._files.place(self.folder))
 
     def place(self, position: int) -> tuple[int, int]:
@@ -219,9 +268,9 @@ class LaneFiles:
         return segment.first, offset
 
     def entries(self, *, after: int, upto: int, max_bytes: int = 1 << 63) -> Iterator[Entry]:
-        """Verified entries after+1 .. upto in order, as many as have `max_bytes`, but at least one.
+        """Verified entries after+1 .. upto in order, as many as fit into `max_bytes`, but at least one.
 
-        Raises StorageDamaged at the first that cannot be read.
+        Raises StorageDamaged at the first one that cannot be read.
         """
         position, room = after + 1, max_bytes
         while position <= upto:
@@ -241,9 +290,9 @@ class LaneFiles:
             position = stop
 
     def places(self, *, after: int, upto: int) -> Iterator[Place]:
-        """Where entries after+1 .. upto lie, in order; headers are verified, bodies not looked at.
+        """Places of the entries after+1 .. upto, in order. Headers are verified, bodies are not read.
 
-        Raises StorageDamaged at the first that is not there.
+        Raises StorageDamaged at the first one that is missing.
         """
         position = after + 1
         while position <= upto:
@@ -259,17 +308,17 @@ class LaneFiles:
                 raise _missing(segment.path, offset, position=at)
             position = stop
 
-    def stretch(self, first: int, *, size: int) -> bytes:
-        """The bytes that start with the record of `first`, whichever file holds it. Raises StorageDamaged."""
+    def bytes_from(self, first: int, *, size: int) -> bytes:
+        """The bytes from the record of `first` on, from the file that has it. Raises StorageDamaged."""
         return self.bytes_at(self.place(first), size=size)
 
     def bytes_at(self, place: tuple[int, int], *, size: int) -> bytes:
-        """As many as the file has."""
+        """At most `size` bytes, as many as the file has."""
         segment = next((each for each in self.segments if each.first == place[0]), None)
         return b"" if segment is None else self.read(segment, size=size, offset=place[1])
 
     def _holding(self, position: int, *, upto: int) -> tuple[Segment, int]:
-        """The file with `position`, and the first position that is not to be read from it."""
+        """(the file with `position`, the first position that must not be read from it)."""
         for number in range(len(self.segments) - 1, -1, -1):
             if self.segments[number].first <= position:
                 later = self.segments[number + 1].first if number + 1 < len(self.segments) else upto + 1
@@ -279,7 +328,7 @@ class LaneFiles:
     def _headers(
         self, segment: Segment, *, position: int, offset: int, stop: int, window: _Window | None = None
     ) -> Iterator[Header]:
-        """Of the records of position .. stop-1, verified. Ends early where the file does."""
+        """The verified headers of the records position .. stop-1. Ends early at the end of the file."""
         window = window or _Window(self, segment)
         while position < stop and offset < segment.size:
             found = window.at(offset, size=HEADER_SIZE_BYTES)
@@ -292,7 +341,7 @@ class LaneFiles:
             position, offset = position + 1, offset + _record_bytes(header)
 
     def read(self, segment: Segment, *, size: int, offset: int) -> bytes:
-        """As many as the file has."""
+        """At most `size` bytes, as many as the file has."""
         size = max(0, min(size, segment.size - offset))
         if self._handle is not None and segment is self.segments[-1]:
             return self._files.read(self._handle, size=size, offset=offset)
@@ -325,7 +374,7 @@ class LaneFiles:
             return None
 
     def _walked_index(self, segment: Segment) -> Index:
-        """Stops at a record that cannot be walked over: positions behind it are then found missing when asked for."""
+        """Rebuild an index. It stops at a damaged header: later positions are then reported as missing when read."""
         index = Index(first=segment.first, interval_bytes=self._interval_bytes)
         position, offset = segment.first, 0
         with contextlib.suppress(StorageDamaged):
@@ -335,7 +384,7 @@ class LaneFiles:
         return index
 
     def paths_behind(self, position: int) -> set[str]:
-        """Files that hold, or could hold, entries behind `position`."""
+        """Files that have, or could have, entries after `position`."""
         last = len(self.segments) - 1
         return {
             segment.path
@@ -344,7 +393,8 @@ class LaneFiles:
         }
 
     def forget_indexes(self, *, after: int) -> None:
-        """Entries behind `after` may be others now: an index from before, whose removal was lost, must not stay."""
+        """Remove the indexes of files with entries after `after`: these may differ now, and an index may be
+        outdated."""
         behind = self.paths_behind(after)
         for segment in self.segments:
             if segment.path in behind:
@@ -352,7 +402,7 @@ class LaneFiles:
                 segment.index, self.folder_dirty = None, True
 
     def keep_indexes(self) -> None:
-        """Write the indexes of files that became full."""
+        """Write the indexes of files that have become full."""
         for segment in self.full:
             if segment.index is not None:
                 write_whole(
@@ -372,10 +422,10 @@ def shorten(payload: Buffer, *, count: int) -> Buffer:
 
 
 class _Window:
-    """A file's bytes for somebody who walks it: small records come out of what was read ahead, a large one by itself.
+    """Read-ahead of a file for sequential reading: small records come from the window, a large one is read alone.
 
-    What is read ahead grows while records are small. A header behind a large record is read with little around it.
-    `ahead`: always so much, for who wants headers only.
+    The window grows while records are small. After a large record only little is read with the next header. `ahead`: a
+    fixed window size, for reading headers only.
     """
 
     __slots__ = ("_ahead", "_data", "_files", "_most", "_segment", "_start")
@@ -386,7 +436,7 @@ class _Window:
         self._ahead, self._most = ahead or _PROBE_BYTES, ahead or _WINDOW_BYTES
 
     def at(self, offset: int, *, size: int) -> memoryview:
-        """As many bytes as the file has."""
+        """At most `size` bytes, as many as the file has."""
         if size >= _LARGE_BYTES:
             self._ahead = _HEADER_PROBE_BYTES
             return memoryview(self._files.read(self._segment, size=size, offset=offset))
@@ -415,13 +465,13 @@ def _record_bytes(header: Header) -> int:
 
 
 def _variable_bytes(header: Header) -> int:
-    """Of its control and its batch, as `entry_size_bytes` counts them."""
+    """The size of its control and batch, as `entry_size_bytes` counts them."""
     body, control = header[6], header[7]
     return body - padded(control) + control
 
 
 def _unpack(record: memoryview, *, position: int, file: str, offset: int) -> Entry:
-    """A small batch is copied, once: it must not keep the window it was read with alive. A large one was read alone."""
+    """A small batch is copied once, so that it does not keep its window alive. A large one was read alone."""
     if len(record) < HEADER_SIZE_BYTES:
         raise _missing(file, offset + len(record), position=position)
     try:

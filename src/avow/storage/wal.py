@@ -1,21 +1,21 @@
-"""The write-ahead log: one for all lanes of a peer, and the only thing synced before a write is acknowledged.
+"""The write-ahead log: one for all lanes of a peer, and the only file synced before a write is acknowledged.
 
-Syncing is what a write costs, so it is shared: whatever waits when a sync ends goes into the next one, as one group, in
-one write and one fdatasync. The log lives in a few segments of fixed size that were filled with zeros once and are used
-again and again, because overwriting blocks that exist changes no metadata and its sync is one write to the disk.
+The sync is the main cost of a write, so it is shared: everything that waits when a sync ends becomes one group, with
+one write and one fdatasync. The log is in a few segments of fixed size that were filled with zeros once and are reused,
+because overwriting existing blocks changes no metadata and its sync is one write to the disk.
 
-A group is laid out so:
+The layout of a group:
 
     [opening record][records in order ...][zeros to the next 4 KiB][second records of promises][zeros to the next 4 KiB]
 
-It starts on a 4 KiB boundary: no block that holds acknowledged records is ever written again, so a write torn by a
-power cut cannot take them along. The second record of a promise is in another block than the first, so one bad block
-does not lose it. The opening record has the lsn of the record behind it: all below are synced, because a group is
-written only after the one before it was. That is how recovery tells a torn tail from damage (see `scan`).
+It starts on a 4 KiB boundary: no block with acknowledged records is ever written again, so a write torn by a power cut
+cannot destroy them. The second record of a promise is in another block than the first, so one bad block does not lose
+it. The opening record has the lsn of the next record: all lower ones are synced, because a group is written only after
+the previous one was synced. So recovery can distinguish a torn tail from damage (see `replay`).
 
-A segment is free again when a checkpoint has made everything in it durable elsewhere. `Wal` is driven by one thread;
-only `retire` may be called from another. A failed write or sync here ends the process: after a failed fsync the kernel
-may call the lost pages clean, so a second fsync that succeeds would prove nothing.
+A segment is free again when a checkpoint has made everything in it durable elsewhere. `Wal` is used by one thread; only
+`retire` may be called from another. A failed write or sync ends the process: after a failed fsync the kernel may mark
+the lost pages as clean, so a later successful fsync proves nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from avow.storage.files import Files, fill_with_zeros
-from avow.storage.records import (
+from avow.storage.wal_records import (
     BLOCK_BYTES,
     OVERHEAD_BYTES,
     SEGMENT_FORMAT,
@@ -43,7 +43,7 @@ _ZEROS: Final = bytes(BLOCK_BYTES)
 
 
 class Group:
-    """What one sync will cover. Sizes are kept while adding, so that asking whether more fits costs nothing."""
+    """The writes of one sync. Sizes are summed while adding, so that checking whether more fits is cheap."""
 
     __slots__ = ("_second_bytes", "_seconds", "_size", "last_lsn", "parts")
 
@@ -62,7 +62,7 @@ class Group:
             self._second_bytes += sum(map(len, seconds))
 
     def size_with(self, size: int, second_bytes: int) -> int:
-        """In bytes, if this much more were added."""
+        """The size in bytes if this much were added."""
         return _blocks(self._size + size) + _blocks(self._second_bytes + second_bytes)
 
     @property
@@ -78,7 +78,7 @@ class Group:
 
 
 def size_alone_bytes(size: int, second_bytes: int) -> int:
-    """What a group of one write needs."""
+    """The size in bytes of a group with only this write."""
     return _blocks(_OPENING_BYTES + size) + _blocks(second_bytes)
 
 
@@ -97,7 +97,7 @@ class Wal:
         synced_lsn: int,
         slots: Sequence[str],
     ) -> None:
-        """`slots`: paths of filled segments that nothing is needed of any more."""
+        """`slots`: paths of prepared segments that can be overwritten."""
         self._files, self._segment_size_bytes, self.epoch = files, segment_size_bytes, epoch
         self.capacity_bytes = segment_size_bytes - SEGMENT_START
         self.sequence = next_sequence - 1  # of the segment being written
@@ -115,7 +115,7 @@ class Wal:
 
     @property
     def room_bytes(self) -> int:
-        """What can still be written without retiring a segment."""
+        """Bytes that can be written without retiring a segment."""
         return self._segment_size_bytes - self._offset + len(self._free) * self.capacity_bytes
 
     @property
@@ -123,7 +123,7 @@ class Wal:
         return len(self._free) + len(self._live)
 
     def commit(self, group: Group) -> None:
-        """One write, one sync. Afterwards everything in the group is durable. OSError is final."""
+        """One write, one sync. Afterwards everything in the group is durable. An OSError is final."""
         assert self._handle is not None
         size = group.size_bytes
         buffers = self._opening + group.buffers(first_lsn=self.synced_lsn + 1, epoch=self.epoch)
@@ -135,13 +135,13 @@ class Wal:
         self.synced_lsn = group.last_lsn or self.synced_lsn
 
     def mark(self) -> None:
-        """An empty group: evidence that the one before it was synced."""
+        """Write an empty group, which proves that the previous one was synced."""
         group = Group()
         if self._handle is not None and not self._opening and self.fits(group.size_bytes):
             self.commit(group)
 
     def use_next(self, *, timeout_s: float | None = None) -> bool:
-        """Go on in a free segment; its opening block is written with the first group. False: none became free."""
+        """Continue in a free segment; its opening block is written with the first group. False: none became free."""
         with self._freed:
             if not self._freed.wait_for(lambda: bool(self._free), timeout_s):
                 return False
@@ -155,7 +155,7 @@ class Wal:
         return True
 
     def retire(self, before: int) -> None:
-        """Segments numbered below `before` are needed no more. May be called from another thread."""
+        """Segments numbered below `before` are no longer needed. May be called from another thread."""
         with self._freed:
             for sequence in [number for number in self._live if number < before]:
                 self._free.append(self._live.pop(sequence))
@@ -177,7 +177,7 @@ def slot_path(number: int) -> str:
 
 
 def fill_slot(files: Files, number: int, *, size: int) -> str:
-    """Make a segment of zeros. It gets its name when it is whole: a half-filled one is never taken for one."""
+    """Create a segment of zeros. It gets its name when it is complete, so that a partial one is never used."""
     path = slot_path(number)
     fill_with_zeros(files, f"{path}.new", size=size)
     files.rename(old=f"{path}.new", new=path)

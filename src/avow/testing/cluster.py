@@ -1,29 +1,24 @@
-"""A cluster of real peer processes on this machine, to use, to break and to measure.
+"""A cluster of real peer processes on this machine, for tests, fault injection and measurements.
 
-    with LocalCluster(3) as cluster:                 # folders temporary, ports free ones, ready when the block begins
+    with LocalCluster(3) as cluster:                 # temporary folders, free ports, ready when the block begins
         client = avow.connect_blocking(cluster.addresses)
         cluster.kill(1)                              # kill -9; also stop, pause, resume, restart, add
         cluster.restart(1)
 
-Each peer is an `avow serve` process with a folder, a log and ports that it keeps from one start to the next. Leaving
-the block ends all of them, whatever happened inside. Everything here blocks its caller for as long as it says; an event
-loop calls it through `asyncio.to_thread`.
+Each peer is an `avow serve` process with a folder, a log and ports that it keeps across restarts. All of them end with
+the block, whether or not it raised. All methods block; on an event loop call them through `asyncio.to_thread`.
 
-Something may stand between the peers: `link_addresses` are what all founders are told (a proxy's, say, that leads to
-`link(number)`; fill it in before the start), `hosts` gives a peer an address of its own, and `prefix(number)` what its
-command begins with, such as ("ip", "netns", "exec", "peer1"). All founders must be told the same: it is what makes them
-one cluster.
+To put a proxy between the peers, set `link_addresses`, the addresses that all founders get, before the start; the proxy
+forwards to `link(number)`. `hosts` gives a peer its own address. `prefix(number)` is put before a peer's command, for
+example ("ip", "netns", "exec", "peer1"). All founders must get the same addresses, since these define the cluster.
 """
 
 from __future__ import annotations
 
-import http.client
 import shutil
 import signal
 import ssl
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,20 +28,23 @@ from typing import Any, Final
 import msgspec
 
 from avow.errors import InvalidRequest, Offline, UnknownPeer
-from avow.peer.libraries import check_installed
+from avow.server.libraries import check_installed
 from avow.testing.cluster_ports import Ports
 from avow.testing.cluster_process import START_S, PeerProcess, Serving
 from avow.testing.cluster_wait import wait_until
+from avow.transport.blocking import connection_to
+from avow.wire.http import Lost
 
 __all__ = ["LocalCluster", "PeerProcess", "Serving", "wait_until"]
 
 LOOPBACK: Final = "127.0.0.1"
-ASK_S: Final = 2.0
+REQUEST_S: Final = 10.0
 
 
 class LocalCluster:
-    """`api_ports` and `link_ports` fix the founders' ports; otherwise free ones are taken. `settings` are flags of
-    `avow serve` for every peer. A folder that was named is kept, a temporary one is removed at the end."""
+    """`api_ports` and `link_ports` set the founders' ports; by default free ones are used. `settings` are flags of
+    `avow serve` for every peer. A given folder is kept, a temporary one is removed at the end. `code` is the version
+    that the founders run at first, by default the installed one; `process(number).code` may be changed between runs."""
 
     def __init__(
         self,
@@ -61,14 +59,15 @@ class LocalCluster:
         settings: Mapping[str, str] | None = None,
         token: str = "",
         ca: str = "",
+        code: Path | None = None,
     ) -> None:
         if peers < 1:
-            raise InvalidRequest(f"a cluster has at least one peer, not {peers}; nothing was started")
+            raise InvalidRequest(f"a cluster needs at least one peer, not {peers}; nothing was started")
         self.founders = tuple(range(1, peers + 1))
         self.temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="avow-")) if folder is None else Path(folder).absolute()
         self.settings = dict(settings or {})
-        self.token, self.ca = token, ca
+        self.token, self.ca, self.code = token, ca, code
         self.ports = Ports()
         self._hosts = dict(hosts or {})
         self._prefix = prefix or (lambda _: ())
@@ -90,10 +89,10 @@ class LocalCluster:
     ) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ the whole
+    # ------------------------------------------------------------------ the whole cluster
 
     def start(self, timeout_s: float = START_S) -> None:
-        """Start the founders and wait until each is ready and every peer can name all of them."""
+        """Start the founders and wait until each is ready and knows the addresses of all others."""
         self.launch()
         self.wait_ready(timeout_s=timeout_s)
         for number in self.founders:
@@ -108,7 +107,7 @@ class LocalCluster:
             self.processes[number].wait_serving()
 
     def stop_all(self) -> None:
-        """End all peers in an orderly way, at the same time."""
+        """Stop all peers with SIGTERM, in parallel."""
         for process in self.processes.values():
             process.signal(signal.SIGTERM)
             process.signal(signal.SIGCONT)
@@ -116,7 +115,7 @@ class LocalCluster:
             process.stop()
 
     def close(self) -> None:
-        """Kill what runs, give the ports back, remove a temporary folder. May be called again."""
+        """Kill all peers, release the ports, remove a temporary folder. Idempotent."""
         for process in self.processes.values():
             process.kill()
         self.ports.release()
@@ -124,7 +123,7 @@ class LocalCluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def wait_ready(self, *numbers: int, timeout_s: float = START_S) -> None:
-        """Until each of these peers (all that run, if none is named) says it is ready."""
+        """Wait until each of these peers (by default all running ones) is ready."""
         for number in numbers or self.running:
             process = self.process(number)
             wait_until(partial(self._ready_or_ended, number), timeout_s=timeout_s, what=process.last_words)
@@ -136,21 +135,21 @@ class LocalCluster:
         self.process(number).kill()
 
     def stop(self, number: int) -> int | None:
-        """Orderly; the exit code."""
+        """SIGTERM; returns the exit code."""
         return self.process(number).stop()
 
     def pause(self, number: int) -> None:
-        """SIGSTOP: the process stands still, its connections stay."""
+        """SIGSTOP: the process is suspended, its connections stay open."""
         self.process(number).signal(signal.SIGSTOP)
 
     def resume(self, number: int) -> None:
         self.process(number).signal(signal.SIGCONT)
 
     def restart(self, number: int, *, ready: bool = True, timeout_s: float = START_S) -> None:
-        """Start a peer that is down, with its folder and its ports."""
+        """Start a peer that is down, with the same folder and ports."""
         process = self.process(number)
         if "join" in process.flags:
-            process.flags["join"] = self._somebody(number)
+            process.flags["join"] = self._join_address(number)
         process.start()
         process.wait_serving(timeout_s)
         if ready:
@@ -164,10 +163,10 @@ class LocalCluster:
         ready: bool = True,
         timeout_s: float = START_S,
     ) -> int:
-        """A new peer joins, with these settings beside the cluster's; its number. The cluster must have a quorum."""
+        """Add a peer, with these settings in addition to the cluster's; returns its number. Needs a quorum."""
         place = folder or self.folder / f"joining-{self.ports.take()}"
         api, link = (f"{LOOPBACK}:{self.ports.take()}" for _ in range(2))
-        flags = {"listen": api, "peer_listen": link, "join": self._somebody(0), **self.settings, **(settings or {})}
+        flags = {"listen": api, "peer_listen": link, "join": self._join_address(0), **self.settings, **(settings or {})}
         process = PeerProcess(folder=place, flags=flags, token=self.token)
         process.start()
         try:
@@ -182,10 +181,10 @@ class LocalCluster:
 
     def process(self, number: int) -> PeerProcess:
         if number not in self.processes:
-            raise UnknownPeer(f"this cluster never started a peer {number}; it has {sorted(self.processes)}")
+            raise UnknownPeer(f"this cluster has no peer {number}; it has {sorted(self.processes)}")
         return self.processes[number]
 
-    # ------------------------------------------------------------------ what is known of them
+    # ------------------------------------------------------------------ properties of peers
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -193,7 +192,7 @@ class LocalCluster:
 
     @property
     def addresses(self) -> str:
-        """Every peer's API, running or not, as `avow.connect` takes them."""
+        """The API addresses of all peers, running or not, in the form for `avow.connect`."""
         return ",".join(self.api(number) for number in sorted(self._apis))
 
     def api(self, number: int) -> str:
@@ -201,7 +200,7 @@ class LocalCluster:
         return f"{scheme}://{self._apis[number]}"
 
     def link(self, number: int) -> str:
-        """Where this peer listens for links, whatever others are told."""
+        """The address on which this peer listens for links, even if others get another one."""
         return self._links[number]
 
     def data(self, number: int) -> Path:
@@ -220,18 +219,16 @@ class LocalCluster:
     def rss_bytes(self, number: int) -> int:
         return self.process(number).rss_bytes()
 
-    def ask(self, number: int, path: str, *, timeout_s: float = ASK_S) -> Any:
-        """GET a path of this peer's API. Raises Offline when it does not answer 200."""
-        request = urllib.request.Request(self.api(number) + path)
-        if self.token:
-            request.add_header("Authorization", f"Bearer {self.token}")
-        try:
-            with self._opener().open(request, timeout=timeout_s) as answer:
-                return msgspec.json.decode(answer.read())
-        except (OSError, http.client.HTTPException) as error:  # gone before its answer, or in the middle of it
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
-            raise Offline(f"peer {number} did not answer GET {path}: {error}; nothing was changed") from error
+    def ask(self, number: int, path: str, *, timeout_s: float = REQUEST_S) -> Any:
+        """GET a path of this peer's API. Raises Offline if it does not answer 200."""
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        trust = ssl.create_default_context(cafile=self.ca) if self.ca else None
+        with connection_to(self.api(number), tls=trust, connect_timeout_s=timeout_s) as connection:
+            answer = connection.request("GET", path, headers=headers, timeout_s=timeout_s)
+        if not isinstance(answer, Lost) and answer.ok:
+            return msgspec.json.decode(answer.body)
+        problem = answer.reason if isinstance(answer, Lost) else f"HTTP {answer.status}"
+        raise Offline(f"peer {number} did not answer GET {path}: {problem}; nothing was changed")
 
     def ready(self, number: int) -> bool:
         try:
@@ -254,29 +251,22 @@ class LocalCluster:
         return named >= set(self.founders)
 
     def _founder(self, number: int) -> PeerProcess:
-        told = ",".join(f"{n}={self.link_addresses[n]}" for n in self.founders)
+        founders = ",".join(f"{n}={self.link_addresses[n]}" for n in self.founders)
         flags = {
             "listen": self._apis[number],
             "peer_listen": self._links[number],
             "number": str(number),
-            "founders": told,
+            "founders": founders,
             **self.settings,
         }
-        return PeerProcess(folder=self.data(number), flags=flags, prefix=self._prefix(number), token=self.token)
+        prefix = self._prefix(number)
+        return PeerProcess(folder=self.data(number), flags=flags, prefix=prefix, token=self.token, code=self.code)
 
     def _address(self, number: int, ports: Sequence[int]) -> str:
         host = self._hosts.get(number, LOOPBACK)
         return f"{host}:{ports[number - 1] if ports else self.ports.take()}"
 
-    def _somebody(self, but: int) -> str:
-        """The API of a running peer to join through; any peer's, when none runs."""
+    def _join_address(self, but: int) -> str:
+        """The API of a running peer other than `but`; of any other peer if none runs."""
         others = [number for number in self.running if number != but] or [n for n in self._apis if n != but]
         return self.api(others[0])
-
-    def _opener(self) -> urllib.request.OpenerDirector:
-        """Straight to the peer: no proxy that the environment names."""
-        direct = urllib.request.ProxyHandler({})
-        if not self.ca:
-            return urllib.request.build_opener(direct)
-        trust = ssl.create_default_context(cafile=self.ca)
-        return urllib.request.build_opener(direct, urllib.request.HTTPSHandler(context=trust))

@@ -1,10 +1,9 @@
-"""Ports that stay a cluster's own for as long as it lives, also while one of its peers is down.
+"""Ports that a cluster keeps for its whole life, even while one of its peers is down.
 
-A peer that was killed must come back on the port its friends know, so a port cannot be left to the kernel at each
-start. Asking the kernel for a free one and closing it again is a race twice over: another cluster on the machine may be
-given the same one, and while the peer is down any outgoing connection may take it. So ports come from below the range
-the kernel gives to outgoing connections, and each is claimed by a locked file that all clusters of this user look at.
-The lock ends with the process that holds it, however it ends.
+A killed peer must restart on the port that the others know, so the kernel cannot choose a port at each start. Asking
+the kernel for a free port and closing it is a race: another cluster on the machine may get the same one, and while the
+peer is down an outgoing connection may take it. So ports come from below the kernel's range for outgoing connections,
+and each is claimed by a locked file that all clusters of this user check. The lock ends with its process.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ TRIES: Final = 2_000
 
 
 class Ports:
-    """Take as many as you need; `release` gives all of them back."""
+    """`take` claims ports one by one; `release` gives all of them back."""
 
     __slots__ = ("_held", "_random")
 
     def __init__(self) -> None:
-        self._held: list[int] = []  # descriptors: one that nobody released goes with its process, without a word
+        self._held: list[int] = []  # descriptors of lock files; the kernel closes those that were not released
         self._random = random.Random()
 
     def take(self, host: str = "127.0.0.1") -> int:
@@ -39,11 +38,12 @@ class Ports:
             if self._claim(port) and is_free(port, host):
                 return port
         raise TooMany(
-            f"no free port between {FIRST} and {LAST} in {TRIES} tries; nothing was started. End some process"
+            f"found no free port between {FIRST} and {LAST} in {TRIES} attempts; nothing was started. End processes "
+            "that use these ports"
         )
 
     def claim(self, *ports: int) -> bool:
-        """These very ones, all or none: whether they are free and no other cluster has claimed them."""
+        """Claim exactly these ports, all or none; False if one is in use or claimed by another cluster."""
         before = len(self._held)
         if all(self._claim(port) and is_free(port) for port in ports):
             return True
@@ -70,7 +70,7 @@ class Ports:
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Nobody listens there and nobody holds it. Connections that are ending do not count."""
+    """Whether a server could listen there. Connections that are closing do not count."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,12 +1,11 @@
 """One `avow serve` process: started, stopped, killed, paused and measured from outside.
 
-The process gets a process group of its own, so that Ctrl-C in a terminal reaches whoever started the cluster and not
-the peers behind its back. It must not outlive that somebody either: the kernel is asked to end it when its parent dies
-(through setpriv, where it exists). The kernel means the parent THREAD, so all processes are started from one thread
-that lives as long as the program.
+The process gets its own process group, so that Ctrl-C in a terminal reaches only the program that started the cluster.
+It must not outlive this program: if setpriv exists, the kernel kills it when its parent dies. For the kernel the parent
+is a THREAD, so all processes are started from one thread that lives as long as the program.
 
-Standard output goes to a file that is read until the line {"event":"serving",...} is there; standard error is appended
-to a log that survives restarts. Nothing needs to be drained, so a peer never waits for us.
+Standard output goes to a file, which is read until it has the line {"event":"serving",...}; standard error is appended
+to a log that is kept across restarts. No pipe must be drained, so a peer never blocks on its output.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from typing import Final, Protocol
 import msgspec
 
 from avow.errors import Offline
-from avow.peer.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX
+from avow.server.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX
 from avow.testing.cluster_wait import wait_until
 
-START_S: Final = 30.0
-STOP_S: Final = 20.0
+START_S: Final = 60.0
+STOP_S: Final = 60.0
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 LOG_TAIL_LINES: Final = 5
 
-_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="avow-cluster")
+_spawner: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="avow-cluster")
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """What a peer says of itself once it listens."""
+    """The line that a peer prints when it listens."""
 
     event: str
     number: int
@@ -48,7 +47,7 @@ class Serving(msgspec.Struct, frozen=True):
 
 
 class Child(Protocol):
-    """What is needed of `subprocess.Popen`; a nursery has children of its own kind."""
+    """The part of `subprocess.Popen` that is used; a fork server has other children."""
 
     pid: int
 
@@ -60,13 +59,25 @@ class Child(Protocol):
 
 
 class PeerProcess:
-    """`flags` may change between runs; folder and log do not."""
+    """`flags` and `code` may change between runs, folder and log may not.
 
-    __slots__ = ("_process", "flags", "folder", "log", "out", "prefix", "runs", "serving", "token")
+    `code` is the folder with the packages of another version to run; None runs the installed version.
+    """
 
-    def __init__(self, *, folder: Path, flags: Mapping[str, str], prefix: Sequence[str] = (), token: str = "") -> None:
+    __slots__ = ("_process", "code", "flags", "folder", "log", "out", "prefix", "runs", "serving", "token")
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        flags: Mapping[str, str],
+        prefix: Sequence[str] = (),
+        token: str = "",
+        code: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.token = token
+        self.code = code
         self.flags = dict(flags)
         self.prefix = tuple(prefix)
         self.out = folder.with_name(folder.name + ".out")
@@ -77,7 +88,7 @@ class PeerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the latest run, which may have ended."""
+        """That of the latest run, which may have ended."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -89,7 +100,7 @@ class PeerProcess:
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Start without waiting. Whoever calls this must end it: `kill` or `stop`."""
+        """Start without waiting. The caller must end it with `kill` or `stop`."""
         if self.alive:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -98,14 +109,14 @@ class PeerProcess:
         self._process = _spawner.submit(self._spawn).result()
 
     def wait_serving(self, timeout_s: float = START_S) -> Serving:
-        """Until it listens. A process that ended instead is told with the end of its log."""
-        wait_until(self._said, timeout_s=timeout_s, what=self.last_words)
+        """Wait until it listens. Raises Offline, with the end of its log, if it ended instead."""
+        wait_until(self._serving_or_ended, timeout_s=timeout_s, what=self.last_words)
         if self.serving is None:
             raise Offline(f"the process of {self.folder} ended with {self.exit_code}: {self.last_words()}")
         return self.serving
 
     def stop(self, timeout_s: float = STOP_S) -> int | None:
-        """Orderly (SIGTERM). A process that does not end in time is killed and -9 is returned."""
+        """SIGTERM. A process that does not end in time is killed; then -9 is returned."""
         if self._process is None:
             return None
         self.signal(signal.SIGTERM)
@@ -116,7 +127,7 @@ class PeerProcess:
             return self.kill()
 
     def kill(self) -> int | None:
-        """kill -9, and wait until it is gone."""
+        """kill -9, and wait until it has ended."""
         if self._process is None:
             return None
         self.signal(signal.SIGKILL)
@@ -135,13 +146,13 @@ class PeerProcess:
         return int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1]) * PAGE_BYTES
 
     def last_words(self) -> str:
-        """The end of its log, on one line."""
+        """The last lines of its log, on one line."""
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except FileNotFoundError:
             lines = []
-        said = " | ".join(line.strip() for line in lines[-LOG_TAIL_LINES:])
-        return f"the log {self.log} of the peer ends with: {said or '(nothing)'}"
+        tail = " | ".join(line.strip() for line in lines[-LOG_TAIL_LINES:])
+        return f"the peer's log {self.log} ends with: {tail or '(empty)'}"
 
     def _spawn(self) -> Child:
         with self.out.open("wb") as out, self.log.open("ab") as log:
@@ -151,7 +162,7 @@ class PeerProcess:
                 stdout=out,
                 stderr=log,
                 start_new_session=True,
-                env=environment_of(self.token),
+                env=environment_of(self.token, code=self.code),
             )
 
     def _command(self) -> list[str]:
@@ -160,21 +171,25 @@ class PeerProcess:
         return [*self.prefix, *bound, sys.executable, "-m", "avow.cli", "serve", *self.words()]
 
     def words(self) -> list[str]:
-        """Its flags as they stand on a command line."""
+        """Its flags in the form of a command line."""
         flags = {"data": str(self.folder), **self.flags}
         return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
 
-    def _said(self) -> bool:
+    def _serving_or_ended(self) -> bool:
         lines = self.out.read_bytes().split(b"\n")
-        for line in lines[:-1]:  # the last one is not finished
+        for line in lines[:-1]:  # the last line is incomplete
             with contextlib.suppress(msgspec.DecodeError):
                 self.serving = msgspec.json.decode(line, type=Serving)
                 return True
         return not self.alive
 
 
-def environment_of(token: str) -> dict[str, str]:
-    """Ours, without settings of a peer: those of this peer are its flags alone. The token is what it joins with."""
+def environment_of(token: str, *, code: Path | None = None) -> dict[str, str]:
+    """Our environment without settings of a peer, since flags set those of this peer; with the token for joining."""
     settings = {ENVIRONMENT_PREFIX + name.upper() for name in DESCRIPTIONS}
     kept = {name: value for name, value in os.environ.items() if name not in settings}
-    return {**kept, "AVOW_TOKEN": token} if token else kept
+    if token:
+        kept["AVOW_TOKEN"] = token
+    if code is not None:
+        kept["PYTHONPATH"] = str(code)
+    return kept

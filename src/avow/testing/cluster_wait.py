@@ -1,4 +1,4 @@
-"""Waiting for something that another process brings about: bounded, and named when it does not come."""
+"""Waiting with a timeout for a condition that another process brings about."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PAUSE_S: Final = 0.02
 T = TypeVar("T")
 
 
-def wait_until(predicate: Callable[[], T], *, timeout_s: float = 20.0, what: str | Callable[[], str] = "") -> T:
-    """The first true value of `predicate`. Raises Offline with `what`, which says what was awaited."""
+def wait_until(predicate: Callable[[], T], *, timeout_s: float = 60.0, what: str | Callable[[], str] = "") -> T:
+    """Returns the first true value of `predicate`. Raises Offline after the timeout; `what` describes the condition."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = predicate()
         if value:
             return value
         if time.monotonic() >= deadline:
-            named = what() if callable(what) else what
-            raise Offline(f"waited {timeout_s:g} s in vain: {named or 'it did not come about'}")
+            described = what() if callable(what) else what
+            raise Offline(f"timed out after {timeout_s:g} s: {described or 'the condition did not become true'}")
         time.sleep(PAUSE_S)

@@ -1,10 +1,10 @@
-"""Real PostgreSQL, MariaDB and Redis: each an instance of its own, on a free port, in a temporary folder.
+"""Real PostgreSQL, MariaDB and Redis servers: each a separate instance on a free port in a temporary folder.
 
-    with PostgresServer() as server:         used by `dsn`, killed with -9 by `kill`, started again by `start`
+    with PostgresServer() as server:         `dsn` is its address, `kill` is kill -9, `start` restarts it
 
-They are set up as for real work: every commit is synced. Servers that refuse to run as root run as the user their
-package made; that user must reach the folder, so it is not below a private one. Each dies with the process that started
-it, whatever kills that. Their programs are Debian's: postgresql, mariadb-server, redis-server.
+They are configured as in production: every commit is synced. Servers that refuse to run as root run as the user of
+their package; this user must have access to the folder, so it is not below a private one. Each server ends with the
+process that started it. The programs come from Debian's packages postgresql, mariadb-server and redis-server.
 """
 
 from __future__ import annotations
@@ -20,32 +20,42 @@ import time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 from avow.errors import Offline
 from avow.testing.cluster_ports import Ports
+from avow.testing.cluster_wait import wait_until
 
-START_S = 60.0
-STOP_S = 20.0
-_PAUSE_S = 0.02
-_spawning = ThreadPoolExecutor(1)  # Linux ends a child with the thread that started it: one that lives as long as we do
-_ports = Ports()
-_START_ATTEMPTS = 5  # another process may take the port that was free a moment ago
+START_S: Final = 60.0
+STOP_S: Final = 60.0
+_PAUSE_S: Final = 0.02
+# Linux kills a child with the thread that started it, so this thread never ends.
+_spawner: Final = ThreadPoolExecutor(1)
+_ports: Final = Ports()
+_START_ATTEMPTS: Final = 5  # another process may take the port that was free a moment ago
 
 
 def free_port() -> int:
-    """One that no outgoing connection takes while the server is down."""
+    """A port that no outgoing connection takes while the server is down."""
     return _ports.take()
 
 
 def program(name: str) -> str:
-    """Debian keeps PostgreSQL's programs and mariadbd off an ordinary PATH."""
+    """The path of a program. Debian installs PostgreSQL's programs and mariadbd outside the usual PATH."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
     places = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin", *map(str, reversed(versions))]
     found = shutil.which(name, path=os.pathsep.join(places))
     if not found:
-        raise Offline(f"{name} is not installed here; nothing was started. Install it: make services")
+        raise Offline(f"{name} is not installed; nothing was started. Install it with make services")
     return found
+
+
+def _runs(pid: int) -> bool:
+    """False once its files and sockets are closed, even if its parent has not collected its exit status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _children(pid: int) -> list[int]:
@@ -59,7 +69,7 @@ def _children(pid: int) -> list[int]:
 
 
 class Server(ABC):
-    """One server process. `user`: whose rights it takes when its starter is root."""
+    """One server process. `user`: the user to run it as if we are root."""
 
     user: ClassVar[str] = ""
 
@@ -76,14 +86,14 @@ class Server(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Once, before the first start: what the data folder needs."""
+        """Initializes the data folder, once, before the first start."""
 
     @abstractmethod
     def _command(self) -> list[str]: ...
 
     @abstractmethod
     def _answers(self) -> bool:
-        """A whole exchange, not only an open port: a server that recovers accepts connections and refuses work."""
+        """Tests a whole request, not only the port: a server in recovery accepts connections but refuses requests."""
 
     @property
     def pid(self) -> int:
@@ -91,7 +101,7 @@ class Server(ABC):
         return self._process.pid
 
     def start(self) -> None:
-        """Returns when it answers. After `kill`: on the same port, with the same data."""
+        """Returns when it answers. After `kill` it has the same port and data."""
         if not self._prepared:
             self._own()
             self._prepare()
@@ -104,7 +114,7 @@ class Server(ABC):
         raise Offline(f"{self._command()[0]} did not start:\n{self.log()[-3000:]}")
 
     def _started(self) -> bool:
-        self._process = _spawning.submit(self._spawn).result()
+        self._process = _spawner.submit(self._spawn).result()
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             if self._answers():
@@ -142,12 +152,14 @@ class Server(ABC):
         return path.read_text(errors="replace") if path.exists() else ""
 
     def kill(self) -> None:
-        """kill -9 for it and for the processes it started."""
+        """kill -9 for the server and its child processes. Afterwards all their connections are closed."""
         if self._process is None:
             return
+        children = _children(self.pid)
         self._signal(signal.SIGKILL)
         self._process.wait(STOP_S)
         self._process = None
+        wait_until(lambda: not any(map(_runs, children)), timeout_s=STOP_S)
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -156,13 +168,13 @@ class Server(ABC):
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        """PostgreSQL's children leave its process group, so they are told one by one."""
+        """PostgreSQL's children leave its process group, so each one is signalled."""
         for pid in (self.pid, *_children(self.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def close(self) -> None:
-        """The data is not kept, so there is nothing a gentle end would be for."""
+        """Kills the server and removes its data."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -201,8 +213,8 @@ class PostgresServer(Server):
 
 
 class MariaDBServer(Server):
-    """With further options of its command line. Its temporary tables are in a folder of its own: a server that starts
-    removes those it finds, so two that share a folder take each other's away."""
+    """`options` are added to the command line. Each server has its own folder for temporary tables, since a starting
+    server removes all that it finds there."""
 
     user = "mysql"
 
@@ -248,7 +260,7 @@ class MariaDBServer(Server):
 
 
 class RedisServer(Server):
-    """With `replica_of`, a copy of another. Synced on every command unless told otherwise."""
+    """With `replica_of`, a replica of another server. By default every command is synced."""
 
     user = "redis"
 

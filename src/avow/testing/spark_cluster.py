@@ -1,12 +1,12 @@
-"""A standalone cluster of Spark on this machine: a master and workers, from the installed PySpark alone.
+"""A standalone Spark cluster on this machine: a master and workers, started from the installed PySpark.
 
     with SparkCluster(2) as cluster:
         spark = session(master=cluster.url, config=cluster.settings())
         cluster.kill_executor()
 
-Each worker has an address of its own (127.0.0.2, 127.0.0.3, ...): Spark repeats a slow task only on another host, so
-one address would mean no speculation. On Linux all of 127.0.0.0/8 is this machine. Executors are children of their
-worker and outlive a driver that is killed by some moments, as they do in earnest. Leaving the block kills all of it.
+Each worker has its own address (127.0.0.2, 127.0.0.3, ...): Spark repeats a slow task only on another host, so with one
+address there would be no speculation. On Linux all of 127.0.0.0/8 is this machine. Executors are children of their
+worker and outlive a killed driver for a moment, as in a real cluster. Leaving the block kills the cluster.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Final
 
 from avow.errors import InvalidRequest, Offline
 from avow.spark.java import find_java
+from avow.testing import processes
 from avow.testing.cluster_ports import Ports
 from avow.testing.cluster_wait import wait_until
-from avow.testing.prove_chain import processes
 
 MASTER: Final = "org.apache.spark.deploy.master.Master"
 WORKER: Final = "org.apache.spark.deploy.worker.Worker"
@@ -32,8 +32,8 @@ EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 REGISTERED: Final = "Registering worker"
 HOST: Final = "127.0.0.1"
 START_S: Final = 120.0
-STOP_S: Final = 20.0
-QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # short lives do not pay for compilers
+STOP_S: Final = 60.0
+QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # in short runs optimizing compilers do not pay off
 SPECULATION: Final = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -41,11 +41,11 @@ SPECULATION: Final = {
     "spark.speculation.multiplier": "1.5",
     "spark.speculation.minTaskRuntime": "200ms",
 }
-"""Eager: of two tasks, the slower one is started a second time when the other is done."""
+"""Aggressive speculation: of two tasks, the slower one is started a second time when the other is done."""
 
 
 class SparkCluster:
-    """`cores` and `memory` are a worker's."""
+    """`cores` and `memory` are per worker."""
 
     def __init__(
         self, workers: int = 2, *, cores: int = 1, memory: str = "1g", folder: Path | str | None = None
@@ -75,7 +75,7 @@ class SparkCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         port = self.url.rpartition(":")[2]
         self._launch("master", [MASTER, "--host", HOST, "--port", port, "--webui-port", "0"])
-        wait_until(lambda: "Starting Spark master" in self._said("master"), timeout_s=START_S, what=self.last_words)
+        wait_until(lambda: "Starting Spark master" in self._log("master"), timeout_s=START_S, what=self.last_words)
         size = ["--cores", str(self._cores), "--memory", self._memory, "--webui-port", "0"]
         for number in range(1, self._workers + 1):
             place = ["--host", f"127.0.0.{number + 1}", "--work-dir", str(self.folder / f"work-{number}")]
@@ -83,7 +83,7 @@ class SparkCluster:
         wait_until(self._complete, timeout_s=START_S, what=self.last_words)
 
     def close(self) -> None:
-        """Kills everything. May be called again."""
+        """Kills all processes. Idempotent."""
         below = [pid for process in self._processes.values() for pid in processes.descendants(process.pid)]
         for process in self._processes.values():
             if process.poll() is None:
@@ -96,7 +96,7 @@ class SparkCluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def settings(self, *, executor_memory: str = "512m") -> dict[str, str]:
-        """What a driver on this machine must be told; with speculation."""
+        """Settings for a driver on this machine, with speculation."""
         return {
             "spark.driver.host": HOST,
             "spark.driver.bindAddress": HOST,
@@ -106,22 +106,22 @@ class SparkCluster:
         }
 
     def executors(self) -> list[int]:
-        """Process ids, in no order that means anything."""
+        """The process ids of the executors."""
         below = [pid for process in self._processes.values() for pid in processes.descendants(process.pid)]
         return sorted(pid for pid in below if _is_executor(pid))
 
     def kill_executor(self, choice: float = 0.0) -> bool:
-        """kill -9 for one of them, JVM and Python; False if there is none. Its worker starts another."""
-        there = self.executors()
-        if not there:
+        """kill -9 for one executor, JVM and Python; False if there is none. Its worker starts another one."""
+        running = self.executors()
+        if not running:
             return False
-        pid = there[int(choice * len(there))]
+        pid = running[int(choice * len(running))]
         below = processes.descendants(pid)
         return processes.kill(pid, *below) > 0
 
     def last_words(self) -> str:
-        lines = [f"{name}: {line}" for name in self._processes for line in self._said(name).splitlines()[-3:]]
-        return f"a Spark cluster; {' | '.join(lines) or 'nothing was said'}"
+        lines = [f"{name}: {line}" for name in self._processes for line in self._log(name).splitlines()[-3:]]
+        return f"the Spark cluster's logs end with: {' | '.join(lines) or '(empty)'}"
 
     # ------------------------------------------------------------------ parts
 
@@ -129,9 +129,9 @@ class SparkCluster:
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise Offline(f"Spark's {name} ended with {process.returncode}: {self.last_words()}")
-        return self._said("master").count(REGISTERED) >= self._workers
+        return self._log("master").count(REGISTERED) >= self._workers
 
-    def _said(self, name: str) -> str:
+    def _log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def _launch(self, name: str, command: Sequence[str]) -> None:
@@ -146,7 +146,7 @@ class SparkCluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": QUICK,
         }
-        bind = shutil.which("setpriv")  # it must not outlive us
+        bind = shutil.which("setpriv")  # so that it ends with this process
         bound = [bind, "--pdeathsig", "KILL", "--"] if bind and sys.platform == "linux" else []
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(

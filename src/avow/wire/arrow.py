@@ -1,19 +1,19 @@
-"""Records as Arrow arrays, and back.
+"""Conversion between records and Arrow arrays.
 
-Because a batch lies in its record the way Arrow wants it (see `columns`), a RecordBatch over a record is a handful of
-pointers: `to_arrow` costs the same for a hundred messages as for ten thousand. The arrays keep the record's memory
-alive; that memory must not be written again. Only a compressed batch is expanded into memory of its own.
+A batch has Arrow's memory layout (see `columns`), so a RecordBatch over a record is only a few pointers: `to_arrow`
+costs the same for a hundred messages as for ten thousand. The arrays keep the record's memory alive; that memory must
+not be written again. Only a compressed batch is expanded into memory of its own.
 
     value    binary, never null
     key      binary, null where a message has no key
     headers  list<struct<key: binary, value: binary>>    only when the batch has a header column
     time     timestamp[ms, UTC]                          only when the batch has a time column
 
-Header names are binary, not string: nobody has verified that they are UTF-8, and Arrow trusts a string column blindly.
-Versions are not a column: they are `first_version + row`, and `versions` makes them for whoever needs them stored.
+Header names are binary, not string, because they were not checked to be UTF-8 and Arrow does not check string columns.
+Versions are not a column: they are `first_version + row`; `versions` makes an array of them.
 
-pyarrow is optional. Without it this module imports, and every call raises NotInstalled; `batch.Batch` gives the same
-messages as memoryviews.
+pyarrow is optional. Without it this module can be imported, and every call raises NotInstalled; `batch.Batch` has the
+same messages as memoryviews.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ else:
     _HEADER: Final = pa.struct([pa.field("key", _BINARY, nullable=False), pa.field("value", _BINARY, nullable=False)])
     _HEADER_LIST: Final = pa.list_(_HEADER)
     _TIME: Final = pa.timestamp("ms", tz="UTC")
-    # A key column of nulls over memory all batches share: zero validity bits, zero offsets, no bytes.
+    # A key column of nulls over memory shared by all batches: zero validity bits, zero offsets, no bytes.
     _ZEROS: Final = pa.py_buffer(bytes(4 * (limits.BATCH_COUNT_MAX + 1)))
     _FIELDS: Final = (pa.field("value", _BINARY, nullable=False), pa.field("key", _BINARY))
 
@@ -53,7 +53,7 @@ _KNOWN_COLUMNS: Final = frozenset({"value", "key", "headers", "time"})
 
 
 def to_arrow(record: Buffer) -> pa.RecordBatch:
-    """A record that has been checked, as columns over its own memory."""
+    """A checked record as columns over its own memory."""
     _require_pyarrow()
     span = plain_value_span(record)
     if span is not None:
@@ -73,7 +73,7 @@ def value_array(record: Buffer) -> pa.BinaryArray:
 
 
 def versions(record: Buffer) -> pa.Int64Array:
-    """The version of each message, for a record whose header has been filled in."""
+    """The version of each message, for a record whose header has its first version."""
     _require_pyarrow()
     batch = Batch(record)
     return pc.add(_row_numbers()[: batch.count], batch.first_version)
@@ -144,24 +144,28 @@ def from_arrow(
     kind: int = Kind.DATA,
     control: bytes = b"",
 ) -> bytearray:
-    """A record of an array of values, or of a RecordBatch with the columns drawn at the top (`value` is required).
+    """A record of an array of values, or of a RecordBatch with the columns listed above (`value` is required).
 
-    Strings and large binaries are taken as binaries. Buffers are copied whole; nothing is done per row in Python. The
-    rest is as in `encode_batch`.
+    Strings and large binaries are converted to binaries. Buffers are copied whole, without a Python loop over rows. The
+    other arguments are those of `encode_batch`.
     """
     _require_pyarrow()
     found = _as_columns(data)
     if unknown := sorted(found.keys() - _KNOWN_COLUMNS):
-        raise InvalidRequest(f"a batch has the columns value, key, headers and time, not {', '.join(unknown)}")
+        raise InvalidRequest(
+            f"a batch has the columns value, key, headers and time, not {', '.join(unknown)}; nothing was encoded"
+        )
     if "value" not in found or found["value"].null_count:
         raise InvalidRequest("a batch needs a column named value, without nulls; nothing was encoded")
     count = len(found["value"])
     if count > limits.BATCH_COUNT_MAX:
-        raise TooLarge(f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {count}; split it")
+        raise TooLarge(
+            f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {count}; nothing was encoded. Split it"
+        )
     try:
         columns = _columns_from_arrow(found, count)
     except pa.ArrowException as cause:
-        raise InvalidRequest(f"a column has another type than a batch has: {cause}; nothing was encoded") from cause
+        raise InvalidRequest(f"a column has the wrong type: {cause}; nothing was encoded") from cause
     return record_of(
         columns, write_id=write_id, created_ms=created_ms, compression=compression, kind=kind, control=control
     )
@@ -184,7 +188,7 @@ def _columns_from_arrow(found: dict[str, pa.Array], count: int) -> Columns:
         columns = _with_headers(columns, headers)
     if time is not None:
         if time.null_count:
-            raise InvalidRequest("a time column has no nulls; nothing was encoded")
+            raise InvalidRequest("the time column must not have nulls; nothing was encoded")
         millis = time.cast(_TIME) if pa.types.is_timestamp(time.type) else time
         columns = columns._replace(sections=columns.sections | TIMES, times=_numbers(millis.cast(pa.int64()), 8))
     return columns
@@ -198,7 +202,9 @@ def _binary_buffers(column: pa.Array) -> tuple[Buffer, Buffer]:
         return bytes(4), b""
     largest = pc.max(pc.binary_length(column)).as_py() or 0
     if largest > limits.MESSAGE_SIZE_BYTES_MAX:
-        raise TooLarge(f"a message has at most {limits.MESSAGE_SIZE_BYTES_MAX} bytes, not {largest}")
+        raise TooLarge(
+            f"a message has at most {limits.MESSAGE_SIZE_BYTES_MAX} bytes, not {largest}; nothing was encoded"
+        )
     _, offset_buffer, joined = column.buffers()
     offsets = pa.Array.from_buffers(pa.int32(), count + 1, [None, offset_buffer], 0, column.offset)
     first, end = offsets[0].as_py(), offsets[count].as_py()
@@ -215,18 +221,18 @@ def _numbers(column: pa.Array, size: int) -> memoryview | bytes:
 
 
 def _validity(column: pa.Array) -> Buffer:
-    # is_valid may answer with a slice that begins inside a byte. Appending to an empty array copies it to a first bit.
+    # is_valid may return a slice that begins inside a byte. Appending to an empty array copies it to the first bit.
     bits = pa.concat_arrays([pa.array([], pa.bool_()), pc.is_valid(column)])
     return memoryview(bits.buffers()[1])[: (len(column) + 7) >> 3]
 
 
 def _with_headers(columns: Columns, column: pa.Array) -> Columns:
-    """A null list is an empty one. Lists are flattened, so that neither slices nor nulls leave gaps."""
+    """A null list counts as empty. Lists are flattened, so that neither slices nor nulls leave gaps."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int32())
     ends = pc.cumulative_sum(lengths)
     pairs: Sequence[Any] = column.flatten().flatten()
     if len(pairs) != 2 or any(pair.null_count for pair in pairs):
-        raise InvalidRequest("headers are lists of (key, value) structs without nulls; nothing was encoded")
+        raise InvalidRequest("headers must be lists of (key, value) structs without nulls; nothing was encoded")
     name_offsets, names = _binary_buffers(pairs[0])
     header_offsets, header_values = _binary_buffers(pairs[1])
     return columns._replace(

@@ -1,19 +1,17 @@
-"""Batches: encoded once by a client, checked once at the edge, read in place by everyone after.
+"""Batches: encoded once by a client, checked once where they enter a peer, and read in place afterwards.
 
-The three moments of a batch in this module:
-
-    encode_batch(values, ...)   a client turns its messages into a record and gives it a write id
-    check(record)               the peer that receives it verifies everything there is to verify, once. After that the
-                                record is trusted and only its checksums are looked at again
+    encode_batch(values, ...)   a client encodes its messages as a record with a write id
+    check(record)               the peer that receives it verifies everything, once. After that the record is trusted
+                                and only its checksums are verified again
     Batch(record)               a view of a checked record: header fields, and messages as slices of its memory
+    merge(records)              a peer under load makes one record of small batches that wait for the same sync
 
-and one more, for peers under load: `merge` makes one record of several small batches that wait for the same sync.
-A record costs about the same whether it holds one message or a thousand, so this is where batches of one stop being
-expensive. Each write keeps its id and its range of messages in the merged record's index.
+A record costs about the same with one message as with a thousand, so merging makes small batches cheap. Each write
+keeps its id and its range of messages in the merged record's index.
 
-The record's header is drawn in `record`, the columns of a batch in `columns`; the encoder is in `encode`. Nothing here
-copies a value out of a record; a `Batch` and the slices it gives keep the record's memory alive, and that memory must
-not be written again (except by `patch_header`, which touches no message).
+The layout of the header is in `record`, that of the columns in `columns`; the encoder is in `encode`. Nothing here
+copies a value out of a record: a `Batch` and its slices keep the record's memory alive, and that memory must not be
+written again (except by `patch_header`, which changes no message).
 """
 
 from __future__ import annotations
@@ -81,9 +79,9 @@ __all__ = [
 
 
 class Batch:
-    """A view of one record that has been checked. Making one looks at the header and the preamble only.
+    """A view of one checked record. Creating it reads only the header and the preamble.
 
-    Numbers of messages are from 0 to count - 1; the version of message i is `first_version + i`.
+    Messages are numbered from 0 to count - 1; the version of message i is `first_version + i`.
     """
 
     __slots__ = ("_columns", "_fields", "_preamble", "_record", "_section")
@@ -99,7 +97,7 @@ class Batch:
 
     @property
     def columns(self) -> Columns:
-        """Made on first use: a compressed batch is expanded once, and not at all if only its header is read."""
+        """Made on first use: a compressed batch is expanded once, or not at all if only its header is read."""
         if self._columns is None:
             self._columns = read_columns(self._section, self._preamble)
         return self._columns
@@ -147,7 +145,7 @@ class Batch:
 
     @property
     def mergeable(self) -> bool:
-        """Whether `merge` takes it, together with others of the same shape."""
+        """Whether it can be merged with others of the same shape."""
         return self.kind == Kind.DATA and self.count > 0 and not self._fields[7] and not self._preamble.codec
 
     def check_contents(self) -> None:
@@ -156,7 +154,7 @@ class Batch:
         check_columns(self.columns)
 
     def writes(self) -> list[Write]:
-        """Which client call wrote which messages: one write, unless the batch was merged."""
+        """The writes of the batch and their messages: one write, unless the batch was merged."""
         return list(read_writes(self._section, self._preamble)) or [Write(self.write_id, 0, self.count)]
 
     def value(self, number: int) -> memoryview:
@@ -166,7 +164,7 @@ class Batch:
         return _items(self.columns.value_offsets, self.columns.values)
 
     def key(self, number: int) -> memoryview | None:
-        """None when this message, or every message, is without a key."""
+        """The key; None if this message, or the whole batch, has none."""
         columns, number = self.columns, self._inside(number)
         if not columns.sections & KEYS or not columns.key_validity[number >> 3] >> (number & 7) & 1:
             return None
@@ -185,12 +183,12 @@ class Batch:
         return [(str(name, "utf-8", "surrogateescape"), value) for name, value in zip(names, values, strict=True)]
 
     def times(self) -> memoryview | None:
-        """Milliseconds since 1970 as int64, or None when the batch has only `created_ms`."""
+        """Milliseconds since 1970 as int64; None if the batch has only `created_ms`."""
         return memoryview(self.columns.times).cast("q") if self.columns.sections & TIMES else None
 
     def _inside(self, number: int) -> int:
         if not 0 <= number < self.count:
-            raise IndexError(f"message {number} of a batch of {self.count}")
+            raise IndexError(f"message {number} is outside this batch of {self.count} messages")
         return number
 
 
@@ -205,9 +203,9 @@ def _items(offsets: Buffer, joined: Buffer) -> list[memoryview]:
 
 
 def check(record: Buffer) -> Batch:
-    """Verify all of a record: both checksums, lengths, limits, offsets, write index. Raises one Malformed.
+    """Verify a whole record: both checksums, lengths, limits, offsets, write index. Raises Malformed.
 
-    Done once, where a record enters a peer. What passes can be stored, sent, merged and read without another look.
+    Called once, where a record enters a peer. Afterwards it is stored, sent, merged and read without further checks.
     """
     view = plain_view(record)
     read_record(view)
@@ -217,7 +215,7 @@ def check(record: Buffer) -> Batch:
 
 
 def entry_writes(entry: Entry) -> list[Write]:
-    """The writes in an entry, also when its batch was merged. The entry's batch must be an encoded section."""
+    """The writes in an entry, merged or not. The entry's batch must be an encoded section."""
     if not entry.batch or entry.write_id:
         return [Write(entry.write_id, 0, entry.count)]
     section = plain_view(entry.batch)
@@ -229,19 +227,21 @@ def entry_writes(entry: Entry) -> list[Write]:
 
 
 def merge(records: Sequence[Buffer]) -> bytearray:
-    """One DATA record of several that were checked, their messages in the given order.
+    """One DATA record of several checked ones, with their messages in the given order.
 
-    All must be `Batch.mergeable` and of one `Batch.shape`. The result has no write id of its own, and was created when
-    the youngest of them was, so that nothing is deleted for its age too early.
+    All must be `Batch.mergeable` and have the same `Batch.shape`. The result has no write id of its own. Its creation
+    time is the latest of theirs, so that retention by age deletes nothing too early.
     """
     batches = [Batch(record) for record in records]
     if not batches or not all(batch.mergeable for batch in batches):
-        raise InvalidRequest("merging takes data batches with messages, uncompressed; nothing was merged")
+        raise InvalidRequest("only uncompressed data batches with messages can be merged; nothing was merged")
     if len({batch.shape for batch in batches}) > 1:
-        raise InvalidRequest("merging needs batches with the same columns; nothing was merged")
+        raise InvalidRequest("only batches with the same columns can be merged; nothing was merged")
     count = sum(batch.count for batch in batches)
     if count > limits.BATCH_COUNT_MAX:
-        raise TooLarge(f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {count}; merge fewer")
+        raise TooLarge(
+            f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {count}; nothing was merged. Merge fewer"
+        )
     writes = [write for batch in batches for write in batch.writes()]
     columns = concatenated([batch.columns for batch in batches], count)
     return record_of(columns, writes=writes, created_ms=max(batch.created_ms for batch in batches))

@@ -1,16 +1,15 @@
-"""The batch section of a record: messages as columns, laid out so that a reader can point at them.
+"""The batch section of a record: messages as columns that can be read in place.
 
-A thousand small messages as a thousand small objects cost a thousand allocations on every peer and every reader that
-touches them. So a batch is stored the way an Arrow array lies in memory: all values end to end, and beside them the
-int32 offsets where each begins. Keys and header values have the same shape; an absent key is a cleared bit, not an
-empty string. Who holds the bytes has the arrays already: nothing is parsed per message.
+A thousand small messages as a thousand small objects would cost a thousand allocations on every peer and reader. So a
+batch has the memory layout of Arrow arrays: all values end to end, and the int32 offsets where each begins. Keys and
+header values have the same layout; an absent key is a cleared bit, not an empty string. Nothing is parsed per message.
 
-The section describes itself (32 bytes of preamble), because a peer hands it around apart from the record header. The
-length of every column follows from the preamble alone, which is also how a compressed batch declares what it will
-expand to, before a byte of it is expanded.
+The section describes itself with a preamble of 32 bytes, because a peer passes it on without the record header. The
+length of every column follows from the preamble, so the expanded size of a compressed batch is known before it is
+expanded.
 
 `Columns` is the section as values, one buffer for each column. `read_columns` makes it from bytes and `join_section`
-makes bytes of it; merging, Arrow and the client's encoder all speak it.
+makes bytes of it; merging, Arrow and the client's encoder use it.
 """
 
 from __future__ import annotations
@@ -77,11 +76,11 @@ _HEADER_LENGTHS_AT: Final = 16
 _NOTHING: Final = memoryview(b"")
 
 if sys.byteorder != "little":
-    raise ImportError("avow reads its columns in place and needs a little-endian machine")
+    raise ImportError("avow needs a little-endian machine, because it reads columns in place")
 
 
 class Columns(NamedTuple):
-    """The columns of a batch. Every buffer has the length the preamble states; offsets are int32, times int64."""
+    """The columns of a batch. Buffers have the lengths given in the preamble; offsets are int32, times int64."""
 
     sections: int
     messages: int
@@ -99,7 +98,7 @@ class Columns(NamedTuple):
 
 
 _NO_COLUMNS: Final = (_NOTHING,) * (len(Columns._fields) - 2)
-# For each combination of sections: which fields of Columns lie in the section, in this order.
+# For each combination of sections: the fields of Columns that the section has, in this order.
 _PLACES: Final = tuple(
     (
         2,
@@ -113,7 +112,7 @@ _PLACES: Final = tuple(
 
 
 class Write(NamedTuple):
-    """Which messages of a batch one client call wrote: so many from `first` (0 is the batch's first)."""
+    """The messages of a batch that one client call wrote: `count` from `first` on (0 is the batch's first)."""
 
     write_id: bytes
     first: int
@@ -121,7 +120,7 @@ class Write(NamedTuple):
 
 
 class Preamble(NamedTuple):
-    """What a section says of itself, checked for sense. `column_sizes` are in bytes, in the order the columns lie."""
+    """The checked preamble of a section. `column_sizes` are in bytes, in the order of the columns."""
 
     sections: int
     codec: int
@@ -137,7 +136,7 @@ EMPTY_SECTION: Final = memoryview(bytes(_PREAMBLE.size + 8))
 
 
 def read_preamble(section: memoryview, *, count: int) -> Preamble:
-    """Everything that can be known and refused before a column is looked at, or expanded."""
+    """Read and check the preamble, before any column is read or expanded."""
     if len(section) < _PREAMBLE.size:
         raise TooShort("batch preamble", expected=f"{_PREAMBLE.size} bytes", found=len(section))
     sections, codec, reserved, messages, writes, *lengths = _PREAMBLE.unpack_from(section)
@@ -161,7 +160,7 @@ def read_preamble(section: memoryview, *, count: int) -> Preamble:
 
 
 def _column_sizes(sections: int, count: int, lengths: Sequence[int]) -> list[int]:
-    """Sizes in bytes of the columns that are present, in the order they lie."""
+    """Sizes in bytes of the columns that are present, in their order."""
     value_bytes, key_bytes, header_count, name_bytes, header_bytes = lengths
     offsets = 4 * (count + 1)
     sizes = [offsets, value_bytes]
@@ -187,7 +186,7 @@ def _require_size(what: str, found: int, size: int) -> None:
 
 
 def read_columns(section: memoryview, preamble: Preamble) -> Columns:
-    """Point at the columns; only a compressed batch is copied, by expanding it. Their contents are not looked at."""
+    """The columns as views; only a compressed batch is copied, by expanding it. Their contents are not checked."""
     sections, codec, messages, _, sizes, columns_at, raw_size = preamble
     columns = section[columns_at:]
     if codec:
@@ -202,10 +201,10 @@ def read_columns(section: memoryview, preamble: Preamble) -> Columns:
 
 
 def plain_value_span(record: Buffer) -> tuple[int, int, int, int] | None:
-    """(count, where the value offsets begin, where the values begin, their bytes) in a record that has been checked.
+    """(count, start of the value offsets, start of the values, their bytes) in a checked record.
 
-    The one path where a microsecond counts: an uncompressed batch of values alone. For any other this answers None, and
-    `read_preamble` and `read_columns` say the same with names, or say what is wrong.
+    The fast path for an uncompressed batch with values only. For any other batch this returns None; use `read_preamble`
+    and `read_columns`.
     """
     if len(record) < HEADER_SIZE_BYTES:
         return None
@@ -223,7 +222,7 @@ def plain_value_span(record: Buffer) -> tuple[int, int, int, int] | None:
 
 
 def read_writes(section: memoryview, preamble: Preamble) -> tuple[Write, ...]:
-    """The index of a merged batch; empty when the batch is one write."""
+    """The index of a merged batch; empty for a batch of one write."""
     writes = preamble.writes
     index = section[_PREAMBLE.size : preamble.columns_at]
     found, first = [], 0
@@ -237,8 +236,8 @@ def read_writes(section: memoryview, preamble: Preamble) -> tuple[Write, ...]:
 def join_section(columns: Columns, *, writes: Sequence[Write] = (), compression: str | None = None) -> list[Buffer]:
     """The bytes of a section, in pieces.
 
-    `writes` is the index of a merged batch, in the order of its messages. Where each begins follows from those before
-    it, so their `first` is not looked at.
+    `writes` is the index of a merged batch, in the order of its messages. Their `first` is ignored: it follows from the
+    counts of the writes before.
     """
     codec = _codec_number(compression)
     sections = columns.sections & ~WRITES | (WRITES if writes else 0)
@@ -265,7 +264,7 @@ def check_writes(writes: Sequence[Write], *, count: int) -> None:
 
 
 def check_columns(columns: Columns) -> None:
-    """Look at the contents once, so that nobody after this has to."""
+    """Check the contents once; later readers rely on it."""
     sections = columns.sections
     _check_offsets("value offsets", columns.value_offsets, len(columns.values))
     if sections & KEYS:
@@ -280,8 +279,7 @@ def _check_offsets(what: str, offsets: Buffer, end: int) -> None:
     numbers = memoryview(offsets).cast("i").tolist()
     if numbers[0] != 0 or numbers[-1] != end:
         raise BadOffsets(what, expected=f"from 0 to {end}", found=f"from {numbers[0]} to {numbers[-1]}")
-    # Sorting what is sorted is one pass in C and the lists then share their elements: the cheapest test there is
-    # without a native library.
+    # Sorting a sorted list is one pass in C and shares the elements: the fastest test without a native library.
     if numbers != sorted(numbers):
         number = next(i for i, (low, high) in enumerate(pairwise(numbers)) if low > high)
         raise BadOffsets(what, expected="never descending", found=f"{numbers[number : number + 2]} at {number}")
@@ -298,7 +296,9 @@ def _codec_number(compression: str | None) -> int:
     if compression is None:
         return 0
     if compression not in CODECS[1:]:
-        raise InvalidRequest(f"compression is one of {', '.join(CODECS[1:])} or None, not {compression!r}")
+        raise InvalidRequest(
+            f"compression is one of {', '.join(CODECS[1:])} or None, not {compression!r}; nothing was encoded"
+        )
     return CODECS.index(compression)
 
 
@@ -312,9 +312,9 @@ def _compress(columns: bytes, compression: str) -> bytes:
 
 
 def _expand(columns: memoryview, *, codec: int, raw_size: int) -> memoryview:
-    """Never makes more than one byte beyond the declared size, which the caller has held against the limit.
+    """Expands at most one byte beyond the declared size, which the caller has compared with the limit.
 
-    A stream and not the one-shot call: that one returns memory nobody wrote when an lz4 frame is shorter than declared.
+    It uses a stream, because the one-shot call returns uninitialised memory if an lz4 frame is shorter than declared.
     """
     try:
         import pyarrow as pa

@@ -1,9 +1,8 @@
-"""From a client's messages to a record.
+"""The encoder of batches: makes a record of a client's messages.
 
-A client that sends thousands of messages spends its time here, so nothing is done for each message in Python that the
-interpreter's own loops can do: lengths by `map(len, ...)`, offsets by `accumulate` into an `array`, bytes by one
-`join`. What the caller may get wrong is found here, before anything leaves the process, and says so as TooLarge or
-InvalidRequest; the checks of a received record (`batch.check`) are for bytes somebody else made.
+A client that sends thousands of messages spends its time here, so loops over messages run in C where possible: lengths
+by `map(len, ...)`, offsets by `accumulate` into an `array`, bytes by one `join`. Mistakes of the caller are found here,
+before anything is sent, and raise TooLarge or InvalidRequest; `batch.check` verifies records from other processes.
 """
 
 from __future__ import annotations
@@ -37,16 +36,18 @@ def encode_batch(
     kind: int = Kind.DATA,
     control: bytes = b"",
 ) -> bytearray:
-    """A record whose ballot, position and first version are still 0; a peer fills them in with `patch_header`.
+    """A record whose ballot, position and first version are 0 until a peer sets them with `patch_header`.
 
     `keys`, `headers` and `times` have one item for each value. `times` are milliseconds since 1970. `compression` is
-    "zstd" or "lz4". Raises TooLarge or InvalidRequest; a value that is not bytes is a TypeError.
+    "zstd" or "lz4". Raises TooLarge or InvalidRequest, and TypeError for a value that is not bytes.
     """
     for name, column in (("keys", keys), ("headers", headers), ("times", times)):
         if column is not None and len(column) != len(values):
             raise InvalidRequest(f"{len(values)} values but {len(column)} {name}; nothing was encoded")
     if len(values) > limits.BATCH_COUNT_MAX:
-        raise TooLarge(f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {len(values)}; split it")
+        raise TooLarge(
+            f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {len(values)}; nothing was encoded. Split it"
+        )
     columns = Columns(0, len(values), *_encode_binaries(values))
     if keys is not None:
         columns = _with_keys(columns, keys)
@@ -69,10 +70,12 @@ def record_of(
     kind: int = Kind.DATA,
     control: bytes = b"",
 ) -> bytearray:
-    """A record of columns that are known to be sound. The bound holds before compression: readers expand it again."""
+    """A record of valid columns. The size limit applies before compression, because readers expand the batch."""
     size = sum(map(len, columns[2:]))
     if size > limits.BATCH_SIZE_BYTES_MAX:
-        raise TooLarge(f"a batch has at most {limits.BATCH_SIZE_BYTES_MAX} bytes, not {size}; split it")
+        raise TooLarge(
+            f"a batch has at most {limits.BATCH_SIZE_BYTES_MAX} bytes, not {size}; nothing was encoded. Split it"
+        )
     entry = Entry(
         position=0,
         origin=0,
@@ -89,12 +92,18 @@ def _encode_binaries(items: Sequence[Buffer]) -> tuple[bytes, bytes]:
     """Offsets and bytes of one binary column."""
     sizes = list(map(len, items))
     if (largest := max(sizes, default=0)) > limits.MESSAGE_SIZE_BYTES_MAX:
-        raise TooLarge(f"a message has at most {limits.MESSAGE_SIZE_BYTES_MAX} bytes, not {largest}")
+        raise TooLarge(
+            f"a message has at most {limits.MESSAGE_SIZE_BYTES_MAX} bytes, not {largest}; nothing was encoded"
+        )
     if (total := sum(sizes)) > limits.BATCH_SIZE_BYTES_MAX:
-        raise TooLarge(f"a batch has at most {limits.BATCH_SIZE_BYTES_MAX} bytes, not {total}; split it")
+        raise TooLarge(
+            f"a batch has at most {limits.BATCH_SIZE_BYTES_MAX} bytes, not {total}; nothing was encoded. Split it"
+        )
     joined = b"".join(items)
     if len(joined) != total:
-        raise InvalidRequest("messages are plain bytes: a view with wider items does not say how long it is")
+        raise InvalidRequest(
+            "a message is a view whose items are larger than one byte; nothing was encoded. Cast it to bytes"
+        )
     return array("i", accumulate(sizes, initial=0)).tobytes(), joined
 
 
@@ -107,7 +116,7 @@ def _with_keys(columns: Columns, keys: Sequence[Buffer | None]) -> Columns:
 
 
 def _bitmap(present: Sequence[bool]) -> bytes:
-    """One bit each, the first in the lowest bit of the first byte."""
+    """One bit per item, the first item in the lowest bit of the first byte."""
     size = (len(present) + 7) >> 3
     digits = bytes(present[::-1]).translate(_DIGITS)
     return int(digits or b"0", 2).to_bytes(size, "little")
@@ -115,7 +124,7 @@ def _bitmap(present: Sequence[bool]) -> bytes:
 
 def _with_headers(columns: Columns, headers: Sequence[Sequence[tuple[str, Buffer]]]) -> Columns:
     pairs = list(chain.from_iterable(headers))
-    # Surrogates stand for bytes that are no UTF-8, so that a name read from a record can be written again unchanged.
+    # Surrogates represent bytes that are not UTF-8, so that a name read from a record can be written unchanged.
     name_offsets, names = _encode_binaries([name.encode("utf-8", "surrogateescape") for name, _ in pairs])
     header_offsets, header_values = _encode_binaries([value for _, value in pairs])
     return columns._replace(

@@ -1,15 +1,14 @@
-"""What travels on a link between two peers: frames, each with one message for one lane or queue.
+"""The frames on a link between two peers, each with one message for one lane or queue.
 
-TCP gives a stream of bytes in pieces of its own choosing. A frame puts the borders back: its length is near the front,
-so `stream.Decoder` can be fed any pieces and hands out whole frames. A frame's fixed part is checked by its own crc;
-entries follow it as whole records, which carry theirs. So every byte is covered once, no value is summed twice, and a
-follower can store or pass on a record exactly as it came (`raw_records`).
+TCP delivers a stream of bytes in arbitrary pieces. A frame has its length near the front, so `stream.Decoder` can cut
+the stream into whole frames. A frame's fixed part has its own crc; entries follow as whole records with theirs. So
+every byte is covered exactly once, and a follower can store or pass on a record exactly as it came (`raw_records`).
 
-How a message becomes bytes is data, not code: one line of `_LAYOUTS` for each class of `messages`. Kinds are spoken by
-peers of different ages during an upgrade: never reuse a number.
+The encoding is defined by data: one line of `_LAYOUTS` for each class of `messages`. During an upgrade peers of
+different releases use the same kinds: never reuse a number.
 
-A stream that is wrong once stays wrong: after a Malformed the link must be closed. The other side reconnects and the
-protocols above send again whatever was not answered.
+After a Malformed the link must be closed, because the stream cannot be resynchronised. The other side reconnects, and
+the protocols above repeat what was not answered.
 """
 
 from __future__ import annotations
@@ -78,13 +77,13 @@ _COPIED_SIZE_BYTES_MAX: Final = 4 * limits.KIB  # below this, copying costs less
 
 
 class Hello(Struct, frozen=True, gc=False):
-    """The first frame each side sends: who I am. The receiver closes the link unless it expects exactly this peer."""
+    """The first frame of each side: its identity. The receiver closes the link unless it expects exactly this peer."""
 
     cluster: bytes  # uuid, 16 bytes
-    identity: bytes  # uuid of the peer's data folder, 16 bytes: a wiped folder is another peer
+    identity: bytes  # uuid of the peer's data folder, 16 bytes: after a wipe it is another peer
     peer: int
     incarnation: int
-    protocol: int = PROTOCOL_VERSION  # the newest this peer speaks
+    protocol: int = PROTOCOL_VERSION  # the newest version that this peer supports
 
 
 # Q: ballots, owner runs, requests, rounds. q: positions, versions, lanes; in some -1 has a meaning. ?: yes or no.
@@ -126,8 +125,8 @@ class _Shape(NamedTuple):
     kind: int
     message: type[Struct]
     fixed: Layout
-    tail: str  # the name of the field that is not fixed; it decides how that field is written
-    tail_at: int  # its place among the class's fields
+    tail: str  # the name of the field of variable length, which determines its encoding
+    tail_at: int  # its index among the class's fields
 
 
 def _shape(kind: int, message: type[Struct], fixed: str, tail: str) -> _Shape:
@@ -143,10 +142,10 @@ _BY_KIND: Final = {shape.kind: shape for shape in _BY_CLASS.values()}
 
 
 def encode(route: int, message: m.Message | Hello, *, records: Sequence[Buffer] | None = None) -> list[Buffer]:
-    """The pieces of one frame, for one gathering write; large batches are among them uncopied.
+    """The pieces of one frame for one gathering write; large batches are not copied.
 
-    `records`, if given, are the records of the message's entries as they lie in a log or came in another frame; they
-    are sent as they are instead of being made again from the entries.
+    `records`, if given, are the records of the message's entries as they are in a log or came in another frame; they
+    are sent unchanged instead of being encoded again from the entries.
     """
     shape = _BY_CLASS[type(message)]
     fields, at = astuple(message), shape.tail_at
@@ -155,7 +154,9 @@ def encode(route: int, message: m.Message | Hello, *, records: Sequence[Buffer] 
         fixed = shape.fixed.pack(*fields[:at], *fields[at + 1 :])
         head: list[Buffer] = [fixed, *(writer(fields[at]) if writer else ())]
     except error as cause:
-        raise InvalidRequest(f"a field of {m.describe(message):.200} does not fit; nothing was sent") from cause
+        raise InvalidRequest(
+            f"a field of {m.describe(message):.200} is out of range: {cause}; nothing was sent"
+        ) from cause
     if shape.tail not in _RECORD_TAILS:
         return _assemble(shape.kind, route, count=0, head=head, records=[])
     entries = fields[at] if shape.tail == "entries" else (fields[at],)
@@ -237,7 +238,7 @@ def decode(frame: Buffer) -> tuple[int, m.Message]:
 
 
 def decode_hello(frame: Buffer) -> Hello:
-    """The first frame of a link, which must be a Hello."""
+    """Decode the first frame of a link, which must be a Hello."""
     head = _read_head(plain_view(frame))
     if head.shape.message is not Hello:
         raise UnknownKind("first frame of a link", expected="Hello", found=head.shape.message.__name__, at=7)
@@ -245,7 +246,7 @@ def decode_hello(frame: Buffer) -> Hello:
 
 
 def raw_records(frame: Buffer) -> list[memoryview]:
-    """The records in a frame, untouched. They are verified by `decode`, not here."""
+    """The records in a frame, unchanged and not verified (`decode` verifies them)."""
     head = _read_head(plain_view(frame))
     return list(_cut_records(head.records, head.record_count))
 
@@ -281,7 +282,7 @@ def _check_record_count(shape: _Shape, count: int) -> None:
 
 
 def next_length(view: memoryview, at: int) -> int:
-    """The length of the frame that starts at `at`; at least 12 bytes of it must be there."""
+    """The length of the frame that starts at `at`; at least 12 bytes of it must have arrived."""
     magic, version, length = _START.unpack_from(view, at)
     if magic != _MAGIC:
         raise BadMagic("frame", expected=_MAGIC, found=magic, at=4)
@@ -316,7 +317,7 @@ def _read_message(head: _Head) -> Struct:
 
 
 def _cut_records(records: memoryview, count: int) -> Iterator[memoryview]:
-    """Cut by the length each record states; whether that is true, its own checksum tells."""
+    """Cut the records by the length in each header; the record's checksum verifies that later."""
     at = 0
     for _ in range(count):
         if len(records) - at < HEADER_SIZE_BYTES:

@@ -1,13 +1,13 @@
-"""Small batches of several writes as one batch section, and what each of them became in it.
+"""Merging small batches of several writes into one batch section, with an index of the writes.
 
-A record costs about the same whether it holds one message or a thousand: a header, a checksum, a place in the log, a
-share of a frame to every follower. Under load, when many writes of one message wait for the same sync, that is nearly
-all they cost. So they are laid end to end: their columns one after the other, and in front of them an index that names
-each write and how many messages it has. Readers see one batch; a write id is still found on its own.
+A record costs about the same with one message as with a thousand: a header, a checksum, an entry of the log, a part of
+a frame to every follower. Under load, when many writes of one message wait for the same sync, that is most of their
+cost. So their columns are concatenated, and an index in front has the id and message count of each write. Readers see
+one batch; each write id can still be found.
 
-Sections of values alone, mostly of one message, are the case that counts, and have a path without an object per column.
-Everything else goes through `Columns`. Both take sections that were checked when they entered a peer; `mergeable_shape`
-looks at what a preamble tells and keeps out whatever does not lie as it says.
+Most sections have only values, often of one message; for these there is a fast path without an object per column. All
+others go through `Columns`. Both paths take sections that were checked when they entered a peer; `mergeable_shape`
+reads the preamble and excludes sections that do not match it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PREAMBLE: Final = Struct("<HBBIIIIIII")  # see `columns`
-_COLUMNS_AT: Final = _PREAMBLE.size  # of a section without an index
+_COLUMNS_AT: Final = _PREAMBLE.size  # offset of the columns in a section without an index
 _VALUE_BYTES_AT: Final = 12
 _u32_at: Final = Struct("<I").unpack_from
-_ONE_VALUE_AT: Final = _COLUMNS_AT + 8  # behind the two offsets of a single value
+_ONE_VALUE_AT: Final = _COLUMNS_AT + 8  # after the two offsets of a single value
 _NOT: Final = -1
 
 
 def mergeable_shape(section: Buffer, *, count: int) -> int:
-    """Which columns it has, as bits, if it can be merged with others of that shape; -1: it cannot.
+    """Its columns as bits, if it can be merged with others of that shape; -1: it cannot be merged.
 
-    It cannot when it is compressed, was merged before, holds no message, or is no section of `count` messages.
+    It cannot if it is compressed, was merged before, has no message, or is not a section of `count` messages.
     """
     if len(section) < _ONE_VALUE_AT or not count:
         return _NOT
@@ -58,9 +58,9 @@ def _reads(section: Buffer, count: int) -> bool:
 
 
 def merge_sections(parts: Sequence[tuple[bytes, int, Buffer]]) -> bytes:
-    """One section of several: (write id, count of messages, section) each, in this order.
+    """One section made of several (write id, count of messages, section), in this order.
 
-    All have the same `mergeable_shape`. A write without an id keeps its place in the index.
+    All have the same `mergeable_shape`. A write without an id is in the index too.
     """
     if parts[0][2][0]:
         return _merge_columns(parts)
@@ -101,7 +101,7 @@ def _merge_columns(parts: Sequence[tuple[bytes, int, Buffer]]) -> bytes:
 def merged_writes(entry: Entry) -> list[tuple[bytes, int, int]]:
     """(write id, number of its first message, count) of each write of a merged batch; empty for any other entry.
 
-    What does not read as an index is not one: the entry then means what a batch of one write means, on every peer.
+    If the index cannot be read, every peer treats the entry as a batch of one write.
     """
     if entry.kind != Kind.DATA or entry.write_id or len(entry.batch) < _ONE_VALUE_AT:
         return []
@@ -119,7 +119,7 @@ def merged_writes(entry: Entry) -> list[tuple[bytes, int, int]]:
 
 
 def concatenated(parts: Sequence[Columns], count: int) -> Columns:
-    """Columns laid end to end; all have the same ones."""
+    """The concatenation of columns; all parts have the same ones."""
     validity, bit = 0, 0
     for part in parts:
         validity |= int.from_bytes(part.key_validity, "little") << bit
@@ -143,7 +143,7 @@ def concatenated(parts: Sequence[Columns], count: int) -> Columns:
 
 
 def _chained(columns: Sequence[Buffer]) -> bytes:
-    """Offsets of columns laid end to end. The last offset of each is the length of what it points into."""
+    """The offsets of concatenated columns. The last offset of each is the length of the bytes it points into."""
     if not columns[0]:
         return b""
     offsets = array("i", [0])

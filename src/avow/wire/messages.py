@@ -1,15 +1,15 @@
-"""What peers say to each other, as values. `frames` turns them into bytes and back.
+"""The messages between peers, as values. `frames` encodes and decodes them.
 
-A message does not name its sender, receiver or lane: the frame around it does (see `frames`). Positions are entry
-positions in a lane's log, from 1; 0 is "before the first". A version is a message's place among what readers see; one
-entry (a batch) covers `count` versions. Ballots are integers (see `ids`).
+A message does not contain its sender, receiver or lane: the frame around it does (see `frames`). Positions are entry
+positions in a lane's log, from 1; 0 means "before the first". A version is a message's number among the messages that
+readers see; one entry (a batch) has `count` versions. Ballots are integers (see `ids`).
 
-Structs are frozen and not tracked by the garbage collector: they never form cycles.
+The structs are frozen and not tracked by the garbage collector, because they never form cycles.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -30,8 +30,8 @@ class Kind:
     QUEUE = 8  # metadata lane: create, change, delete a queue
     LANE_OPEN = 9  # metadata lane: a run of a peer opens a pub-sub lane
     LANE_END = 10  # metadata lane: the end of a pub-sub lane, decided once
-    PEER = 11  # metadata lane: who a peer is, where it is reached, whether it stays
-    SUBSCRIPTION = 12  # metadata lane: who reads for a subscriber
+    PEER = 11  # metadata lane: identity, addresses and state of a peer
+    SUBSCRIPTION = 12  # metadata lane: the readers of a subscriber
 
     NAMES = (
         "noop",
@@ -53,15 +53,15 @@ class Kind:
 class Entry(Struct, frozen=True, gc=False):
     """One record of a lane: a batch or a command, as the log stores it and as peers send it.
 
-    `control` is the msgpack of the command for kinds that carry one. `batch` is the encoded value sections (see
-    `batch`), never taken apart by a peer. `count` is the number of messages in the batch.
+    `control` is the msgpack of the command, for kinds that have one. `batch` is the encoded batch section (see
+    `columns`), which a peer never takes apart. `count` is the number of messages in the batch.
     """
 
     position: int
     origin: int  # the ballot (two-phase) or owner run (pub-sub) that first appended it
     kind: int
     count: int = 0
-    write_id: bytes = b""  # 16 bytes, or empty for entries no client wrote
+    write_id: bytes = b""  # 16 bytes; empty for entries that no client wrote
     created_ms: int = 0
     control: bytes = b""
     batch: bytes = b""
@@ -81,9 +81,10 @@ class Snapshot(Struct, frozen=True, gc=False):
 
 
 class Probe(Struct, frozen=True, gc=False):
-    """Do you hear a live coordinator? Asked before a claim, so that a peer that was cut off disturbs nobody."""
+    """Do you hear a live coordinator? Sent before a claim, so that a peer that was cut off does not disturb the
+    lane."""
 
-    ballot: int  # the ballot I would claim
+    ballot: int  # that the sender would claim
 
 
 class ProbeAnswer(Struct, frozen=True, gc=False):
@@ -97,10 +98,10 @@ class Claim(Struct, frozen=True, gc=False):
 
 
 class Promise(Struct, frozen=True, gc=False):
-    """I will store nothing under a lower ballot. This is the log I hold."""
+    """The sender will store nothing under a lower ballot. The fields describe its log."""
 
     ballot: int
-    stamped: int  # the last ballot whose whole take-over log I hold
+    stamped: int  # the last ballot whose whole take-over log the sender holds
     end: int
     damaged_from: int  # 0: undamaged
 
@@ -111,11 +112,12 @@ class Nack(Struct, frozen=True, gc=False):
 
 
 class Fetch(Struct, frozen=True, gc=False):
-    """Send me entries after `after`. With a ballot: to a take-over's donor, all it holds. Without: committed only."""
+    """Request entries after `after`. With a ballot: from a take-over's donor, all entries. Without: only committed
+    ones."""
 
     ballot: int
     after: int
-    origin: int  # of my entry at `after`, so that the sender checks before it sends
+    origin: int  # of the requester's entry at `after`; the other side answers only if its own is equal
 
 
 class Fetched(Struct, frozen=True, gc=False):
@@ -123,23 +125,23 @@ class Fetched(Struct, frozen=True, gc=False):
     after: int
     origin: int  # of the sender's entry at `after`
     entries: tuple[Entry, ...]
-    end: int  # how far the sender could go: its end (take-over) or its committed cursor (repair)
+    end: int  # of what the sender can send: its log's end (take-over) or its committed cursor (repair)
     cursor: int
 
 
 class Enqueue(Struct, frozen=True, gc=False):
-    """Phase one: store these. Carries phase two (`cursor`) for what was stored before."""
+    """Phase one: store these entries. Includes phase two (`cursor`) for earlier entries."""
 
     ballot: int
     after: int
     origin: int  # of the coordinator's entry at `after`
     entries: tuple[Entry, ...]
-    takeover_end: int  # hold all of this before taking the stamp
+    takeover_end: int  # hold all entries up to here before taking the stamp
     cursor: int
 
 
 class Ready(Struct, frozen=True, gc=False):
-    """Stored and synced: my log equals the coordinator's up to `matched_to`."""
+    """Stored and synced: the sender's log equals the coordinator's up to `matched_to`."""
 
     ballot: int
     matched_to: int
@@ -147,7 +149,7 @@ class Ready(Struct, frozen=True, gc=False):
 
 
 class Reject(Struct, frozen=True, gc=False):
-    """Your entries do not continue my log: step back to my committed cursor."""
+    """The entries do not continue the sender's log: step back to its committed cursor."""
 
     ballot: int
     committed: int
@@ -155,7 +157,7 @@ class Reject(Struct, frozen=True, gc=False):
 
 
 class Install(Struct, frozen=True, gc=False):
-    """A snapshot for a peer that is behind what the log still holds."""
+    """A snapshot for a peer that needs entries which the log no longer has."""
 
     ballot: int
     snapshot: Snapshot
@@ -164,15 +166,15 @@ class Install(Struct, frozen=True, gc=False):
 
 
 class Heartbeat(Struct, frozen=True, gc=False):
-    """I am here; this is what I have accepted. From the coordinator also: move your cursor (Accept)."""
+    """The sender is alive and has accepted entries up to `cursor`. From the coordinator also: move your cursor."""
 
-    ballot: int  # promised; if `coordinating`, mine
+    ballot: int  # promised; if `coordinating`, the sender's own
     coordinating: bool
     cursor: int
 
 
 class Confirm(Struct, frozen=True, gc=False):
-    """Am I still the coordinator? One round answers every read that waits."""
+    """Asks whether the sender still coordinates. One round answers every waiting read."""
 
     ballot: int
     round: int
@@ -184,18 +186,18 @@ class Confirmed(Struct, frozen=True, gc=False):
 
 
 class ReadIndex(Struct, frozen=True, gc=False):
-    """From a peer that serves a linearizable read: which cursor must I have reached?"""
+    """From a peer that serves a linearizable read: asks for the cursor it must have reached."""
 
     request: int
 
 
 class ReadIndexAnswer(Struct, frozen=True, gc=False):
     request: int
-    cursor: int  # -1: I am not the coordinator
+    cursor: int  # -1: the sender is not the coordinator
 
 
 class Forward(Struct, frozen=True, gc=False):
-    """A client's write, passed on to the coordinator. `expected` -1: no condition."""
+    """A client's write, forwarded to the coordinator. `expected` -1: no condition."""
 
     request: int
     expected: int
@@ -205,7 +207,7 @@ class Forward(Struct, frozen=True, gc=False):
 
 
 class Forwarded(Struct, frozen=True, gc=False):
-    """The outcome of a forwarded write; `code` is an error's code or empty for done."""
+    """The outcome of a forwarded write; `code` is an error's code; empty: done."""
 
     request: int
     code: str
@@ -226,14 +228,14 @@ class LaneEnqueue(Struct, frozen=True, gc=False):
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """Synced here, up to `to`. Sent to all: everyone counts the quorum for itself."""
+    """Synced at the sender up to `to`. Sent to all peers: each counts the quorum by itself."""
 
     lane: int
     to: int
 
 
 class LaneReject(Struct, frozen=True, gc=False):
-    """The lane is fenced here: nothing more is taken from its owner."""
+    """The lane is fenced at the sender: nothing more is accepted from its owner."""
 
     lane: int
     end: int
@@ -251,7 +253,7 @@ class LaneFetched(Struct, frozen=True, gc=False):
 
 
 class Fence(Struct, frozen=True, gc=False):
-    """Take nothing more from the owner of this lane, and tell me how much of it you hold."""
+    """Accept nothing more from the owner of this lane, and report how much of it you hold."""
 
     lane: int
     attempt: int
@@ -265,7 +267,7 @@ class Fenced(Struct, frozen=True, gc=False):
 
 
 class Refill(Struct, frozen=True, gc=False):
-    """The longest copy found behind the fence, to be stored again. Never counted as Stored."""
+    """Entries of the longest copy, to be stored after the fence. Never counted as Stored."""
 
     lane: int
     attempt: int
@@ -280,7 +282,7 @@ class Refilled(Struct, frozen=True, gc=False):
 
 
 class LaneHeartbeat(Struct, frozen=True, gc=False):
-    """I am here; (lane, stored to, cursor) of the lanes that are not ended."""
+    """The sender is alive; (lane, stored to, cursor) of the lanes that have not ended."""
 
     lanes: tuple[tuple[int, int, int], ...]
 
@@ -316,8 +318,8 @@ Message: TypeAlias = (
     | LaneHeartbeat
 )
 
-_BALLOTS = frozenset({"ballot", "promised", "stamped", "origin"})
-_UNSAID = frozenset({"damaged_from", "age_ms", "mergeable"})  # when there is nothing to say
+_BALLOTS: Final = frozenset({"ballot", "promised", "stamped", "origin"})
+_OMITTED_IF_FALSE: Final = frozenset({"damaged_from", "age_ms", "mergeable"})
 
 
 def describe(message: object) -> str:
@@ -327,7 +329,7 @@ def describe(message: object) -> str:
         value = getattr(message, field)
         if field == "entries":
             parts.append("[" + " ".join(f"{Kind.NAMES[e.kind]}@{e.position}" for e in value) + "]")
-        elif field in _UNSAID and not value:
+        elif field in _OMITTED_IF_FALSE and not value:
             continue
         elif isinstance(value, bool):
             parts.append(f"{field}={'yes' if value else 'no'}")

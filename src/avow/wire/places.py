@@ -1,16 +1,16 @@
-"""What a reader of a lane gets on the machine where its records are: not the records, but where they lie.
+"""Places: for a reader on the peer's machine, the positions of records in the peer's files instead of the records.
 
-A reader beside the peer can read the peer's files as well as the peer can, and then nothing is copied: not into the
-peer, not through a socket, not out of it. So it may ask for places instead of bytes. Which messages it may see stays
-the peer's to say: an answer names, in order, the records that hold the messages meant, which `ranges` would have sent.
+A reader on the same machine can read the peer's files itself, without copying bytes through the peer and a socket. So
+it may ask for places instead of bytes. The peer still decides which messages it may see: an answer names, in order, the
+records with the selected messages, the same ones that `ranges` would have sent.
 
-    files    paths as the peer sees them; true: nothing will be written to that file any more
-    ranges   [version of the first message meant, its number inside the record, count of messages meant,
-              number of the file, byte in it, header of the record]
+    files    paths on the peer; true: the file will not be written any more
+    ranges   [version of the first selected message, its number in the record, count of selected messages,
+              number of the file, byte offset in it, header of the record]
 
-A path may mean another file where the reader is (a container, another machine's disk), or no longer the same one. The
-header tells: it is the record's own, with the checksum of its body, its position, its time and its write id. A reader
-compares it with what the file has there and then verifies the body by it; on any difference it asks for bytes instead.
+A path may be another file for the reader (a container, another machine), or the file may have been replaced. Therefore
+the header is included: it has the checksum of the record's body, its position, time and write id. A reader compares it
+with the bytes in the file and then verifies the body; on any difference it asks for bytes instead.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""What a reader of a lane gets as bytes: ranges of messages, each in the record that holds them.
+"""Ranges: a lane's messages as bytes for a reader, each range in the record that contains it.
 
-A peer never takes a batch apart, also not for a reader who begins in the middle of one, or for whom it is cut short
-because a trim or a hidden write removed its head. So a range is a whole record and, before it, which of its messages
-are meant and under which versions. The reader points into the record's columns and copies nothing.
+A peer never takes a batch apart, even if a reader begins in the middle of one, or if a trim or a hidden write removed
+its head. So a range is a whole record, preceded by the selected messages and their versions. The reader uses the
+record's columns in place and copies nothing.
 
-Ranges follow one another without anything in between. Every part is a multiple of 8 bytes long, so that columns which
-lie on multiples of 8 in their record lie so in the answer's body too.
+Ranges follow one another directly. Every part has a length that is a multiple of 8 bytes, so that columns aligned to 8
+bytes in their record are aligned in the answer's body too.
 
     byte  size  field
        0     4  lane, as the reader named it
        4     4  length of the record that follows, in bytes
-       8     4  offset: the number of the first message meant, inside the record (0 is its first)
-      12     4  count of messages meant, at least 1
-      16     8  version of the first message meant; the others follow without gaps
+       8     4  offset: the number of the first selected message in the record, from 0
+      12     4  count of selected messages, at least 1
+      16     8  version of the first selected message; the others follow without gaps
       24        the record, a multiple of 8 bytes
 
 Checked in this order: a whole head (TooShort), a length that a record can have (CountOverflow), a whole record
-(TooShort), at least one message and all of them in the record, whose header says how many it holds (BadOffsets). The
-record's checksums and columns are looked at by `batch.check`, if the reader does not trust the connection's.
+(TooShort), at least one message and all of them in the record, whose header has the count (BadOffsets). `batch.check`
+verifies the record's checksums and columns, for readers that do not rely on the connection.
 """
 
 from __future__ import annotations
@@ -57,18 +57,17 @@ class Range(Struct, frozen=True, gc=False):
 
 
 def range_parts(entry: Entry, *, lane: int, first_version: int, offset: int, count: int) -> list[Buffer]:
-    """One range as pieces for one gathering write; the batch is among them as it is, not copied."""
+    """One range as pieces for one gathering write; the batch is not copied."""
     record = entry_parts(entry)
     try:
         head = _HEAD.pack(lane, sum(map(len, record)), offset, count, first_version)
     except error as cause:
-        raise InvalidRequest(f"a range's numbers are not negative and fit their fields: {cause}") from cause
+        raise InvalidRequest(f"a number of the range is negative or too large: {cause}; nothing was encoded") from cause
     return [head, *record]
 
 
 def parse_ranges(body: Buffer) -> Iterator[Range]:
-    """The ranges of an answer in order. Raises Malformed at the first byte that does not belong, after the ranges
-    before it were given out."""
+    """The ranges of an answer, in order. Raises Malformed at the first invalid byte, after the ranges before it."""
     view = plain_view(body)
     at = 0
     while at < len(view):

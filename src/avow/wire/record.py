@@ -1,14 +1,13 @@
-"""One record: a fixed header, a command, a batch. The same bytes on disk, between peers and at the client.
+"""The record: a fixed header, a command, a batch. The same bytes on disk, between peers and at the client.
 
-A client encodes a batch once. From then on every copy of it (in a write-ahead log, in a lane's file, in a frame to a
-follower, in an answer to a reader) is this record, byte for byte, except for three header fields a peer fills in:
-ballot, position and first version. They are covered by a checksum of their own, so that filling them in never costs a
-pass over the values.
+A client encodes a batch once. Every copy of it (in the write-ahead log, in a lane's file, in a frame to a follower, in
+an answer to a reader) is this record, byte for byte, except for three header fields that a peer sets: ballot, position
+and first version. The header has a checksum of its own, so setting them does not require a pass over the values.
 
-The header is always 80 bytes and says how long the rest is. The rest, the body, is a control section (the msgpack of a
-command, for kinds that carry one) and a batch section (`batch` draws it). Here the batch is opaque: peers store and
-pass it on without looking inside. Numbers are little-endian; each section starts on a multiple of 8 bytes and the
-record's length is one, so records laid end to end keep every array in them aligned.
+The header is always 80 bytes and contains the length of the rest. The rest, the body, is a control section (the msgpack
+of a command, for kinds that have one) and a batch section (see `columns`). The batch is opaque here: peers store it and
+pass it on without reading it. Numbers are little-endian; each section starts on a multiple of 8 bytes and the record's
+length is one, so concatenated records keep every array in them aligned.
 """
 
 from __future__ import annotations
@@ -127,12 +126,12 @@ def _check_sizes(*, body: int, control: int, count: int) -> None:
 
 
 def record_size(header: Buffer) -> int:
-    """The length in bytes of the record that starts with this header; only the header is read, and verified."""
+    """The length in bytes of the record with this header. Only the header is read and verified."""
     return HEADER_SIZE_BYTES + padded(read_header(header)[6])
 
 
 def read_record(record: Buffer, *, verify: bool = True) -> Header:
-    """The header of exactly one whole record; with `verify`, both checksums hold."""
+    """The header of exactly one whole record; with `verify`, both checksums are verified."""
     fields = read_header(record, verify=verify)
     size = HEADER_SIZE_BYTES + padded(fields[6])
     if len(record) < size:
@@ -145,14 +144,14 @@ def read_record(record: Buffer, *, verify: bool = True) -> Header:
 
 
 def patch_header(record: bytearray | memoryview, *, position: int, ballot: int, first_version: int) -> None:
-    """Fill in, in place, what only a peer knows. The body and its checksum are not touched."""
+    """Set the fields that only a peer knows, in place. The body and its checksum do not change."""
     _PATCHED.pack_into(record, _PATCHED_AT, ballot, position, first_version)
     crc = crc32c(memoryview(record)[_CHECKED_FROM:HEADER_SIZE_BYTES])
     _HEADER_CRC.pack_into(record, _HEADER_CRC_AT, crc)
 
 
 def entry_parts(entry: Entry) -> list[Buffer]:
-    """The record of an entry as pieces for one gathering write: the batch is among them as it is, not copied."""
+    """The record of an entry as pieces for one gathering write; the batch is not copied."""
     control, batch = entry.control, entry.batch
     head, end = control + padding(len(control)), padding(len(batch))
     body_crc = 0
@@ -164,7 +163,7 @@ def entry_parts(entry: Entry) -> list[Buffer]:
 
 
 def build_record(entry: Entry, batch: Sequence[Buffer]) -> bytearray:
-    """The record of an entry whose batch is still in pieces (`entry.batch` is not looked at). Each is copied once."""
+    """The record of an entry whose batch is in pieces (`entry.batch` is ignored). Each piece is copied once."""
     size = sum(map(len, batch))
     control = entry.control
     record = bytearray().join((bytes(HEADER_SIZE_BYTES), control, padding(len(control)), *batch, padding(size)))
@@ -182,26 +181,37 @@ def _header(entry: Entry, *, body_crc: int, batch_size: int) -> bytes:
             *(control, 0, entry.count, entry.origin, entry.position, 0, entry.created_ms, write_id),
         )
     except error as cause:
-        raise InvalidRequest(f"an entry's numbers are not negative and fit in 64 bits: {entry!r:.300}") from cause
+        raise InvalidRequest(
+            f"a number of the entry is negative or does not fit in 64 bits: {entry!r:.300}; nothing was encoded"
+        ) from cause
     return MAGIC + _HEADER_CRC.pack(crc32c(covered)) + covered
 
 
 def _check_entry(entry: Entry, *, batch_size: int) -> None:
-    """What a caller may not put into a record. Opposed to Malformed, this is misuse on our own side."""
+    """Check the arguments of a caller. In contrast to Malformed, an error here is misuse in this process."""
     if len(entry.write_id) not in (0, limits.WRITE_ID_SIZE_BYTES):
-        raise InvalidRequest(f"a write id has {limits.WRITE_ID_SIZE_BYTES} bytes or none, not {len(entry.write_id)}")
+        raise InvalidRequest(
+            f"a write id has {limits.WRITE_ID_SIZE_BYTES} bytes or none, not {len(entry.write_id)}; nothing was encoded"
+        )
     if not 0 <= entry.kind < _KINDS:
-        raise InvalidRequest(f"kind {entry.kind} is none of {', '.join(Kind.NAMES)}")
+        raise InvalidRequest(f"kind {entry.kind} is none of {', '.join(Kind.NAMES)}; nothing was encoded")
     if len(entry.control) > limits.CONTROL_SIZE_BYTES_MAX:
-        raise TooLarge(f"a command has at most {limits.CONTROL_SIZE_BYTES_MAX} bytes, not {len(entry.control)}")
+        raise TooLarge(
+            f"a command has at most {limits.CONTROL_SIZE_BYTES_MAX} bytes, not {len(entry.control)}; nothing was "
+            "encoded"
+        )
     if batch_size > limits.BATCH_SIZE_BYTES_MAX:
-        raise TooLarge(f"a batch has at most {limits.BATCH_SIZE_BYTES_MAX} bytes, not {batch_size}; split it")
+        raise TooLarge(
+            f"a batch has at most {limits.BATCH_SIZE_BYTES_MAX} bytes, not {batch_size}; nothing was encoded. Split it"
+        )
     if entry.count > limits.BATCH_COUNT_MAX:
-        raise TooLarge(f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {entry.count}; split it")
+        raise TooLarge(
+            f"a batch has at most {limits.BATCH_COUNT_MAX} messages, not {entry.count}; nothing was encoded. Split it"
+        )
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """One whole record. Its first version is 0: versions are given when entries are applied, not when stored."""
+    """One whole record. Its first version is 0: versions are assigned when entries are applied, not when stored."""
     return b"".join(entry_parts(entry))
 
 

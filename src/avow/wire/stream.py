@@ -1,12 +1,12 @@
-"""From pieces of a TCP stream to whole frames, without copying them.
+"""The frame decoder: cuts a TCP stream into whole frames without copying them.
 
-The shape is that of asyncio's BufferedProtocol: `get_buffer` says where the next bytes go, `buffer_updated` says how
-many came and answers the frames they completed. Nothing here does IO; `receive` feeds bytes that are already in hand.
+The interface is that of asyncio's BufferedProtocol: `get_buffer` returns where the next bytes go, `buffer_updated`
+takes their number and returns the frames that are complete now. Nothing here does IO; `receive` takes bytes instead.
 
-Frames are views of the chunk they were received into, and whatever is decoded from them (batches waiting for a sync,
-entries kept for followers) may keep such views for long. So a chunk is never written twice: when it is used up, a new
-one is taken and only the beginning of an unfinished frame moves over. The garbage collector frees a chunk with its last
-view. Frames start on multiples of 8 bytes in their chunk, because chunks start with a frame and frames are that long.
+Frames are views of the chunk into which they were received, and what is decoded from them (batches waiting for a sync,
+entries kept for followers) may keep such views for long. So a chunk is never written twice: when it is full, a new one
+is allocated and only the beginning of an incomplete frame is copied. A chunk is freed with its last view. Frames start
+on multiples of 8 bytes in their chunk, because chunks start with a frame and frame lengths are multiples of 8.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from avow.wire.record import Buffer
 
 CHUNK_SIZE_BYTES: Final = 256 * KIB
-_START_SIZE_BYTES: Final = 12  # enough of a frame to know its length
-_FREE_SIZE_BYTES_MIN: Final = 4 * KIB  # below this a new chunk costs less than reading in small pieces
+_START_SIZE_BYTES: Final = 12  # enough of a frame to read its length
+_FREE_SIZE_BYTES_MIN: Final = 4 * KIB  # below this, a new chunk costs less than reading in small pieces
 
 
 class Decoder:
-    """Fed with bytes in arbitrary pieces, gives whole frames in order. After an error it only repeats that error."""
+    """Takes bytes in arbitrary pieces and returns whole frames in order. After an error it only raises it again."""
 
     def __init__(self, *, chunk_size_bytes: int = CHUNK_SIZE_BYTES, length_max: int = FRAME_SIZE_BYTES_MAX) -> None:
-        """`length_max` may be changed later: nobody should be made to wait for a large frame by a stranger."""
+        """`length_max` may be changed later: it is low until the other side is known."""
         self.length_max = length_max
         self._chunk_size_bytes = max(chunk_size_bytes, _START_SIZE_BYTES)
         self._frames = self._bytes = self._chunks = 0
         self._error: Malformed | None = None
-        self._length = 0  # of the frame that comes next, when it is known
+        self._length = 0  # of the next frame; 0: not known yet
         self._take_chunk(self._chunk_size_bytes, b"")
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Where to put what is received next; never empty. The hint is not needed: a frame says how long it is."""
+        """The buffer for the next bytes; never empty. The hint is not needed, because a frame states its length."""
         del sizehint
         self._raise_error()
         if self._lacks_room(len(self._writable) - self._end):
@@ -54,14 +54,14 @@ class Decoder:
         self._writable = memoryview(bytearray(size))
         self._readable = self._writable.toreadonly()
         self._writable[: len(beginning)] = beginning
-        self._start, self._end = 0, len(beginning)  # of what is received and not yet given out
+        self._start, self._end = 0, len(beginning)  # of the bytes received and not returned yet
         self._chunks += 1
 
     def buffer_updated(self, count: int) -> list[memoryview]:
-        """`count` bytes were put into the last buffer: the frames that are now whole.
+        """`count` bytes were written to the last buffer. Returns the frames that are complete now.
 
-        Raises Malformed at the first byte that no frame has there. Whole frames before it are given out first; then the
-        next call raises.
+        Raises Malformed at the first invalid byte. Whole frames before it are returned first; then the next call
+        raises.
         """
         self._raise_error()
         frames = self._advance(count)
@@ -70,7 +70,7 @@ class Decoder:
         return frames
 
     def receive(self, data: Buffer) -> list[memoryview]:
-        """The same for bytes in hand, at the price of copying them."""
+        """The same for bytes in memory, which are copied."""
         self._raise_error()
         frames: list[memoryview] = []
         view = memoryview(data)
@@ -98,7 +98,7 @@ class Decoder:
         return frames
 
     def _find_length(self) -> int:
-        """Of the frame that comes next; 0 while not even its length has come."""
+        """The length of the next frame; 0 until its first 12 bytes have arrived."""
         known = self._end - self._start >= _START_SIZE_BYTES
         self._length = next_length(self._readable, self._start) if known else 0
         if self._length > self.length_max:

@@ -1,4 +1,4 @@
-"""Every test that takes `place` runs once for each store; servers are started once for the whole run."""
+"""Every test that takes `place` runs once for each store."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lane_places import LANE_PLACES
-from pledge_places import PLACES, Place
-
-from services import mariadb_server, postgres_server, redis_server
-
-__all__ = ["mariadb_server", "postgres_server", "redis_server"]
-
+from tests.contract.pledges.lane_places import LANE_PLACES
+from tests.contract.pledges.pledge_places import PLACES, Place
 
 _ALL = PLACES | LANE_PLACES
 

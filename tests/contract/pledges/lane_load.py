@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import pledge_load
-from lane_places import LanePlace
+from tests.contract.pledges import pledge_load
+from tests.contract.pledges.lane_places import LanePlace
 
 from avow.pledge.store import PledgeStore
 
@@ -19,5 +19,5 @@ def _store_of(url: str) -> PledgeStore:
 
 
 if __name__ == "__main__":
-    pledge_load.store_of = _store_of
+    pledge_load.store_of = _store_of  # type: ignore[attr-defined]
     asyncio.run(pledge_load._main(*sys.argv[1:]))

@@ -12,25 +12,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pledge_places import Kind, Place
+from tests.contract.pledges.pledge_places import Kind, Place
+from tests.services import Server
 
 from avow.limits import MIB
-from avow.peer.links import Links
-from avow.peer.pledges.lane_store import QUEUE, LaneStore
-from avow.peer.pledges.operations import run_of
-from avow.peer.process import Peer
-from avow.peer.serve import claim_folder
-from avow.peer.settings import Settings
 from avow.pledge.record import NEVER_MS, Pledge, Progress
 from avow.pledge.store import Filter, Page, PledgeStore, Topic
-from avow.storage.filestore import FileStore
+from avow.pledge.stores.lane.operations import run_of
+from avow.pledge.stores.lane.store import QUEUE, LaneStore
+from avow.server.links import Links
+from avow.server.process import Peer
+from avow.server.serve import claim_folder
+from avow.server.settings import Settings
+from avow.storage.file_store import FileStore
 from avow.storage.recovery import Sizes
 from avow.testing.cluster_ports import Ports
-from services import Server
 
 _PORTS = Ports()  # held to the end of the process: a place is opened again on its ports
 SIZES = Sizes(wal_segment_bytes=16 * MIB)  # many peers are made here, and a log is filled with zeros at once
@@ -66,7 +66,7 @@ class LanePeers:
         for number in range(1, self._count + 1):
             self._peers.append(await _peer(self._folder / str(number), number, founders))
         for peer in self._peers:
-            await _until(lambda peer=peer: peer.node.metadata.core.live_coordinator(peer.now()))
+            await _until(lambda peer=peer: peer.node.metadata.core.live_coordinator(peer.now()))  # type: ignore[misc]
         runs = [run_of(peer=peer.number, incarnation=peer.node.incarnation) for peer in self._peers]
         self.stores = [
             LaneStore(peer, run=run, is_gone=lambda _: False) for peer, run in zip(self._peers, runs, strict=True)
@@ -91,17 +91,23 @@ class LanePeers:
         return known and sum(store.statistics()["lanes_coordinated"] for store in self.stores) == queue.lanes
 
     def coordinating(self, gid: str) -> LaneStore:
-        return next((store for store in self.stores if store._desk(gid).coordinates()), self.stores[0])
+        return next((store for store in self.stores if store._replica(gid).coordinates()), self.stores[0])
 
 
 async def _peer(folder: Path, number: int, founders: dict[int, str]) -> Peer:
     told = ",".join(f"{n}={address}" for n, address in founders.items())
     settings = Settings(data=str(folder), peer_listen=founders[number], number=number, founders=told)
-    cluster, identity, opened, book = await asyncio.to_thread(claim_folder, settings)
+    cluster, identity, opened, registry = await asyncio.to_thread(claim_folder, settings)
     store = FileStore(opened.files, sizes=SIZES, call_soon=asyncio.get_running_loop().call_soon_threadsafe)
     image = await asyncio.to_thread(store.load)
     peer = Peer(
-        settings=settings, cluster=cluster, identity=identity, folder=opened, store=store, image=image, book=book
+        settings=settings,
+        cluster=cluster,
+        identity=identity,
+        folder=opened,
+        store=store,
+        image=image,
+        registry=registry,
     )
     links = Links(peer, me=peer.number, addresses=peer.addresses, accepting=None, dialling=None)
     await peer.start(links)
@@ -212,7 +218,7 @@ def _three_peers(server: Server | None, folder: Path) -> Iterator[Place]:
 LANE_PLACES = {"lane": Kind(_one_peer), "lane of three peers": Kind(_three_peers)}
 
 
-async def _until(true, *, timeout_s: float = 20.0) -> None:
+async def _until(true: Callable[[], object], *, timeout_s: float = 60.0) -> None:
     for _ in range(int(timeout_s / 0.01)):
         if true():
             return

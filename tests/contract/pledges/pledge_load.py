@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
-from pledge_places import LEASE_MS, NOW_MS, pledge, store_of
+from tests.contract.pledges.pledge_places import LEASE_MS, NOW_MS, pledge, store_of
 
 from avow.errors import AvowError, Refused
 from avow.pledge.record import Pledge

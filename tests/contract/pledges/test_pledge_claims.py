@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from msgspec.structs import replace
-from pledge_places import LEASE_MS, NOW_MS, Place, gids, pledge, progress, run
+from tests.contract.pledges.pledge_places import LEASE_MS, NOW_MS, Place, gids, pledge, progress, run
 
 from avow.pledge.record import NEVER_MS, Pledge
 from avow.pledge.store import PledgeStore

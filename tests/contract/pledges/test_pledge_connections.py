@@ -12,7 +12,8 @@ import psycopg
 import pymysql
 import pytest
 import redis as redis_client
-from pledge_places import LEASE_MS, NOW_MS, PLACES, Place, pledge, progress, run, store_of
+from tests.contract.pledges.pledge_places import LEASE_MS, NOW_MS, PLACES, Place, pledge, progress, run, store_of
+from tests.services import MariaDBServer, RedisServer, Server
 
 from avow import limits
 from avow.errors import AvowError, DiskFull, InvalidRequest, Offline, Refused, Unknown
@@ -20,7 +21,6 @@ from avow.pledge.store import Filter
 from avow.pledge.stores.mysql import MySQLStore
 from avow.pledge.stores.mysql_connection import arguments, check_server
 from avow.pledge.stores.redis import RedisStore
-from services import MariaDBServer, RedisServer, Server
 
 
 @pytest.fixture(params=[name for name in PLACES if name != "memory"])

@@ -11,15 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pledge_load
 import pytest
-from pledge_load import Notes, check, work
-from pledge_places import PLACES, Place, run, wait_until
-
-from services import Server
+from tests.contract.pledges import pledge_load
+from tests.contract.pledges.pledge_load import Notes, check, work
+from tests.contract.pledges.pledge_places import PLACES, Place, run, wait_until
+from tests.services import Server
 
 TASKS = 64
-_TESTS = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(params=[name for name in PLACES if name != "memory"])
@@ -32,8 +31,7 @@ def durable_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pl
 
 def _killed_after(url: str, name: str, *, lines: int) -> Notes:
     """The notes of a process that was killed once it had written so many."""
-    folders = os.pathsep.join((str(_TESTS), str(Path(__file__).parent)))
-    environment = {**os.environ, "PYTHONPATH": folders}
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     command = [sys.executable, pledge_load.__file__, url, name]
     notes = Notes()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -43,7 +41,7 @@ def _killed_after(url: str, name: str, *, lines: int) -> Notes:
             notes.note(gid, int(revision), int(fence))
             if number == lines:
                 os.kill(process.pid, signal.SIGKILL)  # what was written before is still read
-        assert process.wait(20) == -signal.SIGKILL, "it ended before it was killed"
+        assert process.wait(60) == -signal.SIGKILL, "it ended before it was killed"
     return notes
 
 

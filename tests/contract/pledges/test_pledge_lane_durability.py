@@ -12,17 +12,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lane_load
 import pytest
-from lane_places import LanePlace
-from pledge_load import Notes, check
-from pledge_places import run
+from tests.contract.pledges import lane_load
+from tests.contract.pledges.lane_places import LanePlace
+from tests.contract.pledges.pledge_load import Notes, check
+from tests.contract.pledges.pledge_places import run
 
-_TESTS = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 def _killed_after(url: str, name: str, *, lines: int) -> Notes:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(_TESTS), str(Path(__file__).parent)))}
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     command = [sys.executable, lane_load.__file__, url, name]
     notes = Notes()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -32,7 +32,7 @@ def _killed_after(url: str, name: str, *, lines: int) -> Notes:
             notes.note(gid, int(revision), 0)
             if number == lines:
                 os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(20) == -signal.SIGKILL, "it ended before it was killed"
+        assert process.wait(60) == -signal.SIGKILL, "it ended before it was killed"
     return notes
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from pledge_places import Place, run, wait_until
+from tests.contract.pledges.pledge_places import Place, run, wait_until
 
-from avow.pledge.branches.branches import Branches
 from avow.pledge.branches.calls import Call
+from avow.pledge.branches.schemes import Branches
 from avow.pledge.coordinator import Coordinator
 from avow.pledge.record import Content, Options
 from avow.pledge.settings import PledgeSettings

@@ -7,11 +7,11 @@ import itertools
 
 import pytest
 from msgspec.structs import replace
-from pledge_places import NOW_MS, Place, gids, pledge, progress, run
+from tests.contract.pledges.pledge_places import NOW_MS, Place, gids, pledge, progress, run
 
 from avow import limits
 from avow.errors import AvowError, InvalidRequest
-from avow.pledge.record import Branch, Content, Options, Pledge
+from avow.pledge.record import Branch, Content, Options, Pledge, Status
 from avow.pledge.store import Filter, PledgeStore
 
 
@@ -259,9 +259,9 @@ def test_operations_of_every_kind_at_once_each_get_their_own_outcome(place: Plac
             inserted, there, swapped, stale, absent, claimed, unclaimed, loaded, forgotten, made = results
             assert (inserted, stale, absent, unclaimed, forgotten, made) == (None, None, None, None, 0, True)
             assert there == pledge("old-0", at_ms=NOW_MS + 10_000)
-            assert swapped is not None
+            assert isinstance(swapped, Pledge)
             assert swapped.progress.last_error == "one"
-            assert claimed is not None
+            assert isinstance(claimed, Pledge)
             assert (claimed.gid, claimed.owner, claimed.fence) == ("old-2", "me", 1)
             assert loaded == pledge("old-3", at_ms=NOW_MS + 10_000)
 
@@ -298,14 +298,20 @@ def test_pledges_are_listed_newest_first_and_of_one_time_by_id(place: Place) -> 
 
 
 def test_filters_hold_together(place: Place) -> None:
-    statuses = ("prepared", "submitted", "succeeded", "failed", "dead")
+    statuses: tuple[Status, ...] = ("prepared", "submitted", "succeeded", "failed", "dead")
 
     async def main() -> None:
         async with place.opened() as store:
             for n in range(50):
                 await store.insert(pledge(f"p{n:02}", status=statuses[n % 5], created_ms=NOW_MS + n))
             every = [(f"p{n:02}", statuses[n % 5], NOW_MS + n) for n in reversed(range(50))]
-            wanted_statuses = [(), ("dead",), ("failed", "dead"), ("prepared", "submitted"), ("succeeded", "dead")]
+            wanted_statuses: list[tuple[Status, ...]] = [
+                (),
+                ("dead",),
+                ("failed", "dead"),
+                ("prepared", "submitted"),
+                ("succeeded", "dead"),
+            ]
             edges = [None, NOW_MS + 10, NOW_MS + 31]
             for chosen, first, last in itertools.product(wanted_statuses, edges, edges):
                 expected = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from pledge_places import NOW_MS, Place, run
+from tests.contract.pledges.pledge_places import NOW_MS, Place, run
 
 from avow.errors import InvalidRequest
 from avow.pledge.store import PledgeStore, Topic

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from avow.replication.durable import StoreImage, Synced
 from avow.replication.effects import (
     Persist,
     SaveCut,
@@ -22,15 +23,15 @@ from avow.replication.effects import (
     SaveState,
     SaveTrim,
 )
+from avow.storage.file_store import FileStore
 from avow.storage.files import DiskFiles
-from avow.storage.filestore import FileStore
 from avow.storage.lane import fold
+from avow.storage.lane_state import LaneState
 from avow.storage.memory import MemoryStore
-from avow.storage.powercut import RecordedFiles
 from avow.storage.recovery import Sizes
-from avow.storage.state import LaneState
-from avow.storage.store import Store, StoreImage, Synced
+from avow.storage.store import Store
 from avow.wire.messages import Entry, Kind, Snapshot
+from avow_lab.simulator.power_cut import RecordedFiles
 
 TINY = Sizes(
     wal_segment_bytes=24 * 1024,
@@ -127,7 +128,8 @@ def ignore(receipt: Synced) -> None:
 class Bench(Protocol):
     """A store, with the means to make it sync and to take its power away."""
 
-    store: Store
+    @property
+    def store(self) -> Store: ...
 
     def sync(self) -> None: ...
 

@@ -7,9 +7,19 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from storage_workload import BENCHES, Bench, MemoryBench, Workload, entry, ignore, images_after, snapshot
+from tests.contract.storage.storage_workload import (
+    BENCHES,
+    Bench,
+    MemoryBench,
+    Workload,
+    entry,
+    ignore,
+    images_after,
+    snapshot,
+)
 
 from avow.errors import Trimmed
+from avow.replication.durable import Synced
 from avow.replication.effects import (
     Persist,
     SaveCut,
@@ -20,7 +30,6 @@ from avow.replication.effects import (
     SaveState,
     SaveTrim,
 )
-from avow.storage.store import Synced
 
 
 @pytest.fixture(params=BENCHES)
@@ -64,7 +73,7 @@ def test_the_callback_comes_once_and_only_after_a_sync(bench: Bench) -> None:
 def test_callbacks_come_in_the_order_of_the_writes(bench: Bench) -> None:
     order: list[int] = []
     for number in range(20):
-        bench.store.write([appended(1, number + 1, number + 1)], lambda receipt, number=number: order.append(number))
+        bench.store.write([appended(1, number + 1, number + 1)], lambda receipt, number=number: order.append(number))  # type: ignore[misc]
     bench.sync()
     assert order == list(range(20))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from storage_workload import TINY, entry, ignore, snapshot
+from tests.contract.storage.storage_workload import TINY, entry, ignore, snapshot
 
 from avow.errors import DiskFull, TooLarge
 from avow.replication.effects import SaveEntries, SaveFence, SaveRun, SaveSnapshot, SaveState, SaveTrim
-from avow.storage.filestore import FileStore
+from avow.storage.file_store import FileStore
 from avow.storage.memory import MemoryStore
-from avow.storage.powercut import RecordedFiles
+from avow_lab.simulator.power_cut import RecordedFiles
 
 
 def opened(files: RecordedFiles) -> FileStore:

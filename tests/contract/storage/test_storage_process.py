@@ -13,13 +13,13 @@ from queue import SimpleQueue
 from typing import NoReturn
 
 import pytest
-from storage_workload import TINY, entry, ignore
+from tests.contract.storage.storage_workload import TINY, entry, ignore
 
+from avow.replication.durable import Synced
 from avow.replication.effects import SaveEntries, SaveState
+from avow.storage.file_store import FileStore
 from avow.storage.files import DiskFiles
-from avow.storage.filestore import FileStore
-from avow.storage.powercut import RecordedFiles
-from avow.storage.store import Synced
+from avow_lab.simulator.power_cut import RecordedFiles
 
 
 class Ended(Exception):
@@ -34,7 +34,7 @@ def test_concurrent_writers_share_syncs_and_all_of_them_are_told(tmp_path: Path)
     def write_in_turn(lane: int) -> None:
         for position in range(1, 31):
             durable = threading.Event()
-            store.write([SaveEntries(lane, (entry(position),))], lambda receipt, durable=durable: durable.set())
+            store.write([SaveEntries(lane, (entry(position),))], lambda receipt, durable=durable: durable.set())  # type: ignore[misc]
             assert durable.wait(20)
             told[lane] += 1
 
@@ -147,7 +147,7 @@ import errno, sys, threading
 from pathlib import Path
 from avow.replication.effects import SaveEntries, SaveState
 from avow.storage.files import DiskFiles
-from avow.storage.filestore import FileStore
+from avow.storage.file_store import FileStore
 from avow.wire.messages import Entry
 
 class Failing(DiskFiles):
@@ -215,7 +215,7 @@ def test_on_a_quick_disk_the_writer_syncs_and_is_told_before_it_goes_on(tmp_path
     told: list[tuple[int, int]] = []
     for position in range(1, 6):
         here = threading.get_ident()
-        store.write([SaveEntries(1, (entry(position),))], lambda _, p=position: told.append((p, threading.get_ident())))
+        store.write([SaveEntries(1, (entry(position),))], lambda _, p=position: told.append((p, threading.get_ident())))  # type: ignore[misc]
         assert told[-1] == (position, here)
     assert not elsewhere
     assert store.statistics().syncs == 5
@@ -231,10 +231,13 @@ def test_a_write_never_overtakes_one_that_was_handed_to_the_sync_thread(tmp_path
     for position in range(1, 301):
         store._sync_s = 100.0 if position % 3 == 0 else 0.0
         last = position == 300
-        store.write(
-            [SaveEntries(1, (entry(position),))],
-            lambda _, p=position, last=last: (told.append(p), done.set() if last else None),
-        )
+
+        def written(receipt: Synced, position: int = position, last: bool = last) -> None:
+            told.append(position)
+            if last:
+                done.set()
+
+        store.write([SaveEntries(1, (entry(position),))], written)
     assert done.wait(20)
     assert told == list(range(1, 301))
     store.close()

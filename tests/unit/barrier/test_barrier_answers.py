@@ -1,4 +1,4 @@
-"""What the checkback answers over HTTP, read as a coordinator reads it; and what scripts in Redis are told and say."""
+"""The checkback's HTTP answers, parsed as a coordinator does; and the arguments and replies of the Redis scripts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_script_is_told_value_expiry_and_work() -> None:
 
 @pytest.mark.parametrize("amount", [1.5, True, "3", (1 << 52) + 1])
 def test_an_amount_that_redis_cannot_count_is_refused(amount: object) -> None:
-    with pytest.raises(InvalidRequest, match="whole number"):
+    with pytest.raises(InvalidRequest, match="must be an integer"):
         scripts.adjust_arguments(KEY, amount=amount, expire_s=None)  # type: ignore[arg-type]
 
 

@@ -9,9 +9,9 @@ import pymysql
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from avow.barrier.db_connection import DbApiSession
 from avow.barrier.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialect_of, trouble_of
 from avow.barrier.schema import migration
-from avow.barrier.session import DbApiSession
 from avow.barrier.sql import Barrier, check_back, create_table
 from avow.errors import InvalidRequest
 
@@ -87,7 +87,7 @@ def test_a_connection_of_an_unknown_driver_is_refused() -> None:
     class Connection:
         def commit(self) -> None: ...
 
-    with pytest.raises(InvalidRequest, match="is not one of sqlite3, psycopg"):
+    with pytest.raises(InvalidRequest, match="are not supported, only those of sqlite3, psycopg"):
         DbApiSession(Connection())
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from avow import limits
-from avow.channel.frames import Frame, Hello, read_packet
-from avow.channel.protocol import Bounds, Core, Ended
+from avow.channel.protocol.core import Core
+from avow.channel.protocol.events import Bounds, Ended
+from avow.channel.protocol.frames import Frame, Hello, read_packet
 
 CHANNEL, TOKEN = b"c" * 16, b"t" * 16
 CAP_COUNT, CAP_BYTES = limits.CHANNEL_CAP_COUNT_MIN, limits.CHANNEL_CAP_SIZE_BYTES_MIN
@@ -24,7 +25,7 @@ def core(*, initiator: bool = True, last_commit: int = 0, window_s: int = 0, **b
 
 
 def hello(generation: int, **fields: Any) -> Hello:
-    """What another end would say that has nothing and takes the least."""
+    """The Hello of an end that has received nothing and has the lowest cap."""
     return Hello(CHANNEL, TOKEN, generation, **{"cap_count": CAP_COUNT, "cap_bytes": CAP_BYTES, **fields})
 
 
@@ -37,13 +38,13 @@ def frames_of(end: Core, size_bytes: int = limits.CHANNEL_PACKET_SIZE_BYTES) -> 
 
 
 def ended(end: Core) -> Ended:
-    """The one event that says so."""
+    """The single Ended event."""
     (event,) = [event for event in end.take_events() if isinstance(event, Ended)]
     return event
 
 
 class Pair:
-    """`left` dials, `right` accepts."""
+    """`left` connects, `right` accepts."""
 
     def __init__(self, left: Core | None = None, right: Core | None = None) -> None:
         self.left = left or core()
@@ -59,7 +60,7 @@ class Pair:
         return self
 
     def flow(self) -> None:
-        """Until nobody has anything to say."""
+        """Exchange packets until neither end has output."""
         for _ in range(100):
             if not (self.left.has_output or self.right.has_output):
                 return
@@ -68,12 +69,12 @@ class Pair:
         raise AssertionError("they talk without an end")
 
     def cut(self) -> None:
-        """What was written and not delivered is gone; both notice."""
+        """Lose the socket: undelivered packets are dropped, and both ends notice."""
         self.left.lost(self.generation)
         self.right.lost(self.generation)
 
     def quiet(self) -> Pair:
-        """Forget what happened so far."""
+        """Drop the events collected so far."""
         self.left.take_events()
         self.right.take_events()
         return self

@@ -11,10 +11,10 @@ import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from avow.channel.dialing import open_channel
+from avow.channel.connector import open_channel
 from avow.channel.endpoint import Channel
-from avow.channel.keeping import Keeper
-from avow.channel.sockets import Piece, Socket, SocketUser
+from avow.channel.registry import Registry
+from avow.channel.transports.socket import Piece, Socket, SocketUser
 from avow.errors import Offline
 
 
@@ -54,7 +54,7 @@ class MemorySocket:
         self.lose("aborted")
 
     def lose(self, reason: str = "lost", *, soon: bool = False) -> None:
-        """Both ends. `soon`: what was sent before still arrives at the other."""
+        """Close both ends. `soon`: packets sent before still arrive."""
         loop = asyncio.get_running_loop()
         if soon:
             loop.call_soon(self.tell, reason)
@@ -70,14 +70,14 @@ class MemorySocket:
 
 
 class Network:
-    """Dials a keeper. `sockets` are the initiator's ends, in order."""
+    """Connects to a registry. `sockets` are the initiator's ends, in order."""
 
-    def __init__(self, keeper: Keeper, begin: Callable[[Channel], None], *, purpose: str = "test") -> None:
-        self.keeper, self.begin, self.purpose = keeper, begin, purpose
+    def __init__(self, registry: Registry, begin: Callable[[Channel], None], *, purpose: str = "test") -> None:
+        self.registry, self.begin, self.purpose = registry, begin, purpose
         self.sockets: list[MemorySocket] = []
-        self.errors: list[Exception] = []  # what the next dials raise
+        self.errors: list[Exception] = []  # raised by the next connection attempts
         self.dialled_at: list[float] = []
-        self.deaf = False  # whoever dials is never greeted
+        self.deaf = False  # no Hello is answered
 
     async def dial(self, user: SocketUser) -> Socket:
         self.dialled_at.append(asyncio.get_running_loop().time())
@@ -88,7 +88,7 @@ class Network:
 
     def connect(self, user: SocketUser) -> MemorySocket:
         near = MemorySocket(user)
-        far = MemorySocket(self.keeper.accept(self.purpose, self.begin))
+        far = MemorySocket(self.registry.accept(self.purpose, self.begin))
         near.other, far.other = far, near
         near.silenced = self.deaf
         self.sockets.append(near)
@@ -115,7 +115,7 @@ class Pair:
 async def open_pair(
     *,
     begin: Callable[[Channel], None] | None = None,
-    keeper: Keeper | None = None,
+    registry: Registry | None = None,
     keep: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Pair:
@@ -126,8 +126,8 @@ async def open_pair(
         if begin is not None:
             begin(channel)
 
-    keeper = keeper or Keeper(**({"window_s": 30.0, "channels_max": 10} | (keep or {})))
-    network = Network(keeper, begun)
+    registry = registry or Registry(**({"window_s": 30.0, "channels_max": 10} | (keep or {})))
+    network = Network(registry, begun)
     near = await open_channel(network.dial, **settings)
     return Pair(near, far[0], network)
 
@@ -143,7 +143,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]], *, reported: list[dict[str, Any]] | None = None) -> None:
-    """On a loop whose clock jumps to the next timer. What reaches its exception handler fails the test, or is kept."""
+    """On a loop whose clock jumps to the next timer. Errors of its exception handler fail the test or are collected."""
     heard: list[dict[str, Any]] = [] if reported is None else reported
 
     def new_loop() -> asyncio.AbstractEventLoop:
@@ -165,6 +165,6 @@ async def _bounded(scenario: Awaitable[None]) -> None:
 
 
 async def turns(count: int = 10) -> None:
-    """Let what is on its way arrive."""
+    """Let in-flight packets arrive."""
     for _ in range(count):
         await asyncio.sleep(0)

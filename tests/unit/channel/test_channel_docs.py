@@ -1,4 +1,4 @@
-"""The drawings in docs/channel.md are made from the tables of `avow.channel.states`, and stay so."""
+"""The diagrams in docs/channel.md match the tables of `avow.channel.protocol.states`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from avow.channel.states import MACHINES, diagram
+from avow.channel.protocol.states import MACHINES, diagram
 
 PAGE = Path(__file__).parents[3] / "docs" / "channel.md"
 

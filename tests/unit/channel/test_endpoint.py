@@ -1,4 +1,4 @@
-"""A live channel, over sockets in memory: turns, hooks, waits, the inbox, the store, lost sockets."""
+"""A channel on the event loop over in-memory sockets: turns, hooks, waits, inbox, store, lost sockets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from tests.unit.channel.memory_sockets import open_pair, run, turns
 
 from avow.channel.endpoint import Channel
-from avow.channel.frames import EndCode
-from avow.channel.protocol import Bounds
+from avow.channel.protocol.events import Bounds
+from avow.channel.protocol.frames import EndCode
 from avow.errors import Busy, ChannelFailed, InvalidRequest, UnknownQueue
 
 # ---------------------------------------------------------------------- sending
@@ -249,7 +249,7 @@ def test_iteration_ends_with_a_close_and_raises_after_a_failure() -> None:
         await turns()
         pair.near.abort("enough")
         await turns()
-        assert await anext(pair.far) == b"one"  # it had come before
+        assert await anext(pair.far) == b"one"  # it arrived before
         with pytest.raises(ChannelFailed, match="enough"):
             await anext(pair.far)
 
@@ -281,7 +281,7 @@ def test_closing_hands_back_what_no_acknowledged_commit_covers() -> None:
             pair.near.send(b"three")
         with pytest.raises(ChannelFailed):
             await pair.near.writable()
-        pair.near.ack_commit(7)  # harmless after the end
+        pair.near.ack_commit(7)  # ignored after the end
 
     run(scenario)
 
@@ -422,7 +422,7 @@ def test_a_newer_socket_fences_the_older() -> None:
         assert old.other.closed_by_user
         pair.near.send(b"over the new one")
         assert await anext(pair.far) == b"over the new one"
-        assert pair.network.keeper.statistics()["resumed"] == 1
+        assert pair.network.registry.statistics()["resumed"] == 1
 
     run(scenario)
 

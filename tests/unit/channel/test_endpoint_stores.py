@@ -1,4 +1,4 @@
-"""A live channel and its store: what is kept when, and what happens when it cannot be."""
+"""A channel and its store: when messages are stored, and what happens if that fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from avow.channel.stores import MemoryStore
 
 
 class WatchedStore(MemoryStore):
-    """Says what was in it when, and fails on demand."""
+    """Records its contents over time, and fails on demand."""
 
     def __init__(self) -> None:
         super().__init__()

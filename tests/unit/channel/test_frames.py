@@ -1,4 +1,4 @@
-"""Frames as bytes, and every way in which bytes are none."""
+"""Encoding and decoding of frames, and every kind of malformed frame."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avow.channel.frames import (
+from avow.channel.protocol.frames import (
     NUMBER_MAX,
     Ack,
     Commit,

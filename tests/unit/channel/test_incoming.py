@@ -1,11 +1,11 @@
-"""What one end has received, without the other end."""
+"""The receiving side of one end, without the other end."""
 
 from __future__ import annotations
 
 import pytest
 
-from avow.channel.incoming import Incoming
-from avow.channel.outgoing import VALUE_OVERHEAD_BYTES
+from avow.channel.protocol.events import VALUE_OVERHEAD_BYTES
+from avow.channel.protocol.incoming import Incoming
 
 
 def incoming(*, cap_count: int = 10, cap_bytes: int = 10_000) -> Incoming:
@@ -23,7 +23,7 @@ def test_messages_come_one_after_another() -> None:
 def test_a_message_that_is_not_the_next_is_refused_and_not_counted(first: int) -> None:
     received = incoming()
     received.data(1, 2, 20)
-    assert f"message {first} came after message 2" in received.data(first, 1, 5)
+    assert f"message {first} arrived after message 2" in received.data(first, 1, 5)
     assert received.received_to == 2
 
 
@@ -46,7 +46,7 @@ def test_a_commit_at_another_place_is_refused_and_not_counted(upto: int) -> None
 def test_a_commit_id_that_does_not_grow_is_refused(commit_id: int) -> None:
     received = incoming()
     received.commit(5, 0)
-    assert f"commit {commit_id} came after commit 5" in received.commit(commit_id, 0)
+    assert f"commit {commit_id} arrived after commit 5" in received.commit(commit_id, 0)
 
 
 def test_ids_may_be_skipped() -> None:

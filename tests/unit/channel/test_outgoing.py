@@ -1,11 +1,12 @@
-"""What one end has sent, without the other end."""
+"""The sending side of one end, without the other end."""
 
 from __future__ import annotations
 
 import pytest
 
-from avow.channel.frames import Ack, Commit, Data, read_packet
-from avow.channel.outgoing import VALUE_OVERHEAD_BYTES, Outgoing
+from avow.channel.protocol.events import VALUE_OVERHEAD_BYTES
+from avow.channel.protocol.frames import Ack, Commit, Data, read_packet
+from avow.channel.protocol.outgoing import Outgoing
 
 
 def sent(*values: bytes, last_commit: int = 0) -> Outgoing:
@@ -16,7 +17,7 @@ def sent(*values: bytes, last_commit: int = 0) -> Outgoing:
 
 
 def given(out: Outgoing, size_bytes: int = 65_536) -> list[object]:
-    """What the next packet says: values and (commit, upto)."""
+    """The content of the next packet: values and (commit, upto)."""
     said: list[object] = []
     for frame in read_packet(b"".join(out.next_frames(size_bytes))):
         if isinstance(frame, Data):
@@ -143,7 +144,7 @@ def test_an_older_ack_after_a_newer_one_says_nothing() -> None:
 def test_an_ack_of_what_was_never_sent_is_not_possible() -> None:
     out = sent(b"a")
     out.commit()
-    assert not out.ack(1)  # issued, and no socket was given it
+    assert not out.ack(1)  # issued, but not written to a socket
     given(out)
     assert not out.ack(2)
     assert out.ack(1)
@@ -163,7 +164,7 @@ def test_an_ack_in_the_middle_of_a_run_leaves_the_rest_of_it_to_be_acknowledged(
 
 
 def test_an_ack_of_what_the_other_end_said_it_lacks_is_not_possible() -> None:
-    """Once this let released_to pass given_to, and the next packet never ended."""
+    """Regression: released_to passed given_to, and the next packet never ended."""
     out = sent(b"a")
     out.commit()
     given(out)
@@ -210,9 +211,9 @@ def test_where_the_other_end_may_stand(received_to: int, commits_received_to: in
         (4, 2, 0),  # a message that was not sent
         (3, 3, 0),  # a commit that was not sent
         (3, 2, 3),
-        (3, 1, 2),  # an ack of a commit it lacks
-        (1, 1, 0),  # a commit without what it covers
-        (3, 0, 0),  # a message behind a commit it lacks
+        (3, 1, 2),  # an ack of a commit it does not have
+        (1, 1, 0),  # a commit without the messages it covers
+        (3, 0, 0),  # a message after a commit it does not have
         (2, 2, 0),
     ],
 )

@@ -1,30 +1,30 @@
-"""What the application sees of one end: sending, commits, acknowledgements, the limit."""
+"""One end as the application sees it: sending, commits, acknowledgements, the limit."""
 
 from __future__ import annotations
 
 import pytest
-from core_pair import CAP_BYTES, CAP_COUNT, Pair, core, ended, frames_of, hello, packet_of
+from tests.unit.channel.core_pair import CAP_BYTES, CAP_COUNT, Pair, core, ended, frames_of, hello, packet_of
 
 from avow import limits
-from avow.channel.frames import Ack, Commit, Data, EndCode, Hello, hello_bytes
-from avow.channel.outgoing import VALUE_OVERHEAD_BYTES, Pending
-from avow.channel.protocol import (
+from avow.channel.protocol.core import Core, check_bounds
+from avow.channel.protocol.events import (
+    VALUE_OVERHEAD_BYTES,
     Bounds,
     CommitAcked,
     CommitDelivered,
     Connected,
-    Core,
     Messages,
+    Pending,
     Resumed,
     Suspended,
-    check_bounds,
 )
-from avow.channel.states import Receiver
+from avow.channel.protocol.frames import Ack, Commit, Data, EndCode, Hello, hello_bytes
+from avow.channel.protocol.states import Receiver
 from avow.errors import Busy, ChannelFailed, InvalidRequest, TooLarge
 
 
 def heard(end: Core) -> list[object]:
-    """Events as an application would note them down."""
+    """Events in a compact form."""
     noted: list[object] = []
     for event in end.take_events():
         if isinstance(event, Messages):
@@ -65,7 +65,7 @@ def test_a_commit_does_not_complete_while_an_earlier_message_is_unsent() -> None
 
 
 def test_a_commit_on_an_idle_channel_completes() -> None:
-    """The second defect of the known stub: it never does."""
+    """The second defect of the known stub: its callback never fires."""
     pair = Pair().connect().quiet()
     assert pair.left.commit() == 1
     pair.flow()
@@ -327,7 +327,7 @@ def test_a_message_that_is_too_large_is_refused_and_not_sent() -> None:
 
 
 def test_no_packet_is_larger_than_a_socket_takes() -> None:
-    """Once a large message went behind a commit and made the packet too large for ever."""
+    """Regression: a large message after a commit made the packet too large for any socket."""
     pair = Pair(core(pending_bytes=1 << 40)).connect()
     pair.left.send(bytes(65_500))
     pair.left.commit()
@@ -371,7 +371,7 @@ def test_a_full_channel_is_sent_again_whole_with_the_commit_it_made_itself() -> 
 
 
 def test_more_than_fits_is_not_sent_again_at_all() -> None:
-    """Once a part of it was."""
+    """Regression: part of it was sent."""
     pending = [Pending(number, b"a", "unknown", 1) for number in range(1, 4)]
     end = core(pending_count=2)
     with pytest.raises(Busy, match="none was sent"):
@@ -417,7 +417,7 @@ def test_nothing_is_sent_again_on_a_channel_that_is_over() -> None:
     ],
 )
 def test_bounds_that_no_channel_can_keep_are_refused(bounds: Bounds) -> None:
-    with pytest.raises(InvalidRequest, match="it was not opened"):
+    with pytest.raises(InvalidRequest, match="the channel was not opened"):
         check_bounds(bounds)
 
 

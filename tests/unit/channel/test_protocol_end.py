@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from core_pair import CAP_COUNT, Pair, core, ended, frames_of, hello, packet_of
+from tests.unit.channel.core_pair import CAP_COUNT, Pair, core, ended, frames_of, hello, packet_of
 
-from avow.channel.frames import (
+from avow.channel.protocol.core import Core
+from avow.channel.protocol.events import CommitAcked, Ended, Messages, Pending
+from avow.channel.protocol.frames import (
     End,
     EndCode,
     ack_bytes,
@@ -14,9 +16,7 @@ from avow.channel.frames import (
     end_bytes,
     hello_bytes,
 )
-from avow.channel.outgoing import Pending
-from avow.channel.protocol import CommitAcked, Core, Ended, Messages
-from avow.channel.states import Link, Receiver, Sender
+from avow.channel.protocol.states import Link, Receiver, Sender
 from avow.errors import ChannelFailed
 
 TOLD = [code for code in EndCode if code not in (EndCode.FENCED, EndCode.UNKNOWN_CHANNEL)]
@@ -37,7 +37,7 @@ def last_word(end: Core) -> End:
 
 
 def half_arrived() -> Pair:
-    """Of three messages of the left end one has arrived, one is lost on the way, and one has not left."""
+    """Of three messages of the left end one has arrived, one is lost in flight, and one is not sent."""
     pair = Pair().connect()
     pair.left.send(b"a")
     pair.flow()
@@ -181,7 +181,7 @@ def test_what_came_before_a_broken_frame_was_delivered_and_is_told_so() -> None:
 
 
 def test_more_messages_than_the_cap_end_the_channel_and_none_of_them_is_delivered() -> None:
-    """Once the last word said that they were."""
+    """Regression: the End reported that they were."""
     pair = Pair(right=core(initiator=False, cap_count=CAP_COUNT)).connect().quiet()
     pair.right.received(1, data(1, *[b""] * CAP_COUNT))
     assert [type(event) for event in pair.right.take_events()] == [Messages]

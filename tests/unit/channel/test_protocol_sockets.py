@@ -1,12 +1,14 @@
-"""F1: what becomes of a channel when its sockets come and go. Hellos, resuming, fencing."""
+"""F1: a channel while its sockets are lost and replaced: Hellos, resuming, fencing."""
 
 from __future__ import annotations
 
 import pytest
-from core_pair import CHANNEL, TOKEN, Pair, core, ended, frames_of, hello, packet_of
 from msgspec.structs import replace
+from tests.unit.channel.core_pair import CHANNEL, TOKEN, Pair, core, ended, frames_of, hello, packet_of
 
-from avow.channel.frames import (
+from avow.channel.protocol.core import Core
+from avow.channel.protocol.events import CommitAcked, Connected, Messages
+from avow.channel.protocol.frames import (
     Ack,
     Commit,
     Data,
@@ -20,8 +22,7 @@ from avow.channel.frames import (
     hello_bytes,
     read_packet,
 )
-from avow.channel.protocol import CommitAcked, Connected, Core, Messages
-from avow.channel.states import Link
+from avow.channel.protocol.states import Link
 
 
 def greeting_of(end: Core) -> Hello:
@@ -35,7 +36,7 @@ def data(first: int, *values: bytes) -> bytes:
 
 
 def sent_and_lost(count: int = 2) -> Pair:
-    """The left end has given messages and a commit to a socket that took them nowhere."""
+    """The left end has written messages and a commit to a socket that lost them."""
     pair = Pair().connect()
     for _ in range(count):
         pair.left.send(b"x")
@@ -237,7 +238,7 @@ def test_a_fenced_socket_is_told_so() -> None:
 
 
 def test_being_told_that_a_socket_is_fenced_ends_that_socket_only() -> None:
-    """Once it ended the channel."""
+    """Regression: it ended the channel."""
     pair = Pair().connect()
     pair.left.send(b"a")
     pair.left.received(1, pair.right.fenced() + data(1))
@@ -366,7 +367,7 @@ def test_a_hello_that_takes_less_than_every_sender_may_send_is_a_violation(poor:
 
 
 def test_an_ack_of_a_commit_that_the_hello_lacked_is_a_violation() -> None:
-    """Once the sender then made a packet that never ended."""
+    """Regression: the sender then built a packet that never ended."""
     pair = sent_and_lost()
     generation = pair.left.socket()
     packet_of(pair.left)

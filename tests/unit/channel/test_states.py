@@ -1,4 +1,4 @@
-"""The tables: every move of the core is in them, every row is reached, and the drawings are made of them."""
+"""The state tables contain every transition of the core, every row is reached, and the diagrams match them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from core_pair import CAP_COUNT, Pair, core, hello, packet_of
+from tests.unit.channel.core_pair import CAP_COUNT, Pair, core, hello, packet_of
 
-from avow.channel import protocol, states
-from avow.channel.frames import EndCode, hello_bytes
-from avow.channel.states import LINK, MACHINES, RECEIVER, SENDER, Link, Receiver, Sender, diagram
-from avow.testing.channel.walk import walk
+from avow.channel.protocol import core as protocol
+from avow.channel.protocol import states
+from avow.channel.protocol.frames import EndCode, hello_bytes
+from avow.channel.protocol.states import LINK, MACHINES, RECEIVER, SENDER, Link, Receiver, Sender, diagram
+from avow_lab.channel_machine.walk import walk
 
-TABLES = {"LINK": LINK, "SENDER": SENDER, "RECEIVER": RECEIVER}
+TABLES: dict[str, Any] = {"LINK": LINK, "SENDER": SENDER, "RECEIVER": RECEIVER}
 
 
 class Recorded(dict[Any, Any]):
-    """A table that notes which of its rows were used."""
+    """A table that records which of its rows were used."""
 
     def __init__(self, table: Any) -> None:
         super().__init__(table)
@@ -39,8 +40,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorded]:
     return tables
 
 
-def events_in_the_code() -> Iterator[tuple[str, str]]:
-    """(table, event) of each lookup `states.TABLE[state, "event"]`, and of what is passed on to one."""
+def events_in_the_code() -> Iterator[tuple[str, object]]:
+    """(table, event) of each lookup `states.TABLE[state, "event"]`, and of what is passed to one."""
     for node in ast.walk(ast.parse(inspect.getsource(protocol))):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in TABLES:
             for part in ast.walk(node.slice):
@@ -75,7 +76,8 @@ def test_every_state_is_reached_from_the_first() -> None:
         reached = {next(iter(table))[0]}
         for _ in table:
             reached |= {after for (before, _), after in table.items() if before in reached}
-        assert reached == set(type(next(iter(reached)))), name
+        kind: Any = type(next(iter(reached)))
+        assert reached == set(kind), name
 
 
 def test_every_row_is_reached_by_hand(recorded: dict[str, Recorded]) -> None:

@@ -1,4 +1,4 @@
-"""Pending stores: one suite over both, then what only a file can go through."""
+"""Pending stores: one suite for both, then cases that only a file has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from avow.channel import storefile
+from avow.channel import stores
 from avow.channel.stores import FileStore, MemoryStore, PendingStore
 from avow.errors import BadChecksum, BadMagic, DiskFull, FolderUnusable, InvalidRequest, UnknownVersion
 
@@ -97,7 +97,7 @@ def test_equal_values_are_counted(store: PendingStore) -> None:
 
 
 def test_a_store_agrees_with_a_list(store: PendingStore) -> None:
-    """Channels come and go; each sends again what the one before has left, then more."""
+    """A sequence of channels; each sends what the previous one left, then more."""
     chance = random.Random(5)
     names = itertools.count()
     left: list[bytes] = []
@@ -228,13 +228,13 @@ def test_a_file_that_is_empty_again_takes_no_space(tmp_path: Path) -> None:
     for number in range(1, 40):
         store.append(number, [bytes(10_000)])
         store.release(number)
-        assert path.stat().st_size < storefile.EMPTIED_FROM_BYTES + 20_000
+        assert path.stat().st_size < stores.EMPTIED_FROM_BYTES + 20_000
     store.close()
     assert reopened(path) == []
 
 
 def test_a_file_is_rewritten_without_what_was_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storefile, "REWRITTEN_FROM_BYTES", 20_000)
+    monkeypatch.setattr(stores, "REWRITTEN_FROM_BYTES", 20_000)
     path = tmp_path / "pending"
     store = FileStore(path, sync=True)
     most = 0
@@ -245,7 +245,7 @@ def test_a_file_is_rewritten_without_what_was_released(tmp_path: Path, monkeypat
     assert most < 25_000
     expected = [b"%06d" % number * 50 for number in range(490, 500)]
     assert store.load() == expected
-    with pytest.raises(FolderUnusable):  # the new file is locked as the old one was
+    with pytest.raises(FolderUnusable):  # the new file is locked like the old one
         FileStore(path)
     store.append(500, values(500))
     store.release(495)
@@ -259,7 +259,7 @@ def test_what_is_kept_out_of_order_survives_a_rewriting(tmp_path: Path, monkeypa
     store = FileStore(path)
     store.append(1, values(1, 2, 3, 4))
     store.append(1, values(2, 4))
-    monkeypatch.setattr(storefile, "REWRITTEN_FROM_BYTES", 0)
+    monkeypatch.setattr(stores, "REWRITTEN_FROM_BYTES", 0)
     store._file._rewrite_at = 0
     store.release(1)
     assert store.load() == values(1, 3, 4)
@@ -282,7 +282,7 @@ def test_a_full_disk_keeps_the_file_whole(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    assert path.stat().st_size == size  # no half of a record is left
+    assert path.stat().st_size == size  # no partial record is left
     assert store.load() == values(1)
     store.append(1, values(1, 2))
     store.close()
@@ -291,9 +291,9 @@ def test_a_full_disk_keeps_the_file_whole(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from avow.channel import storefile
+from avow.channel import stores
 from avow.channel.stores import FileStore
-storefile.REWRITTEN_FROM_BYTES = 40_000
+stores.REWRITTEN_FROM_BYTES = 40_000
 store = FileStore(sys.argv[1])
 number = 0
 while True:
@@ -321,5 +321,5 @@ def test_what_a_killed_process_had_stored_is_there(tmp_path: Path, lines: int) -
     released, appended = map(int, said.split())
     found = [int(value[:8]) for value in reopened(path)]
     assert found == list(range(found[0], found[-1] + 1))
-    assert max(released, 0) <= found[0] - 1 <= max(released, 0) + 7  # at most one more step was done than was said
+    assert max(released, 0) <= found[0] - 1 <= max(released, 0) + 7  # at most one step more was done than was reported
     assert appended <= found[-1] <= appended + 7

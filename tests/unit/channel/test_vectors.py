@@ -1,16 +1,14 @@
-"""The vectors that ship with the package are what the Python core does, and the files are what the scripts give now."""
+"""The Python core passes the vectors, and the vector files are up to date with the scripts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from importlib import resources
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from avow.testing.channel_vectors.form import Vector, differences, repeated, spelled, stored, text
-from avow.testing.channel_vectors.scripts import written
+from tools.channel_vectors.form import FOLDER, Vector, differences, repeated, spelled, stored, text
+from tools.channel_vectors.scripts import written
 
 STORED = stored()
 WRITTEN = written()
@@ -24,8 +22,8 @@ def test_the_core_does_what_the_vector_says(vector: Vector) -> None:
 
 @pytest.mark.parametrize("name", sorted(STORED.keys() | WRITTEN.keys()))
 def test_the_files_are_up_to_date(name: str) -> None:
-    file = resources.files("avow.channel") / "vectors" / name
-    assert file.read_text() == text(WRITTEN[name]), "python -m avow.testing.channel_vectors --write"
+    file = FOLDER / name
+    assert file.read_text() == text(WRITTEN[name]), "python -m tools.channel_vectors --write"
 
 
 def test_a_vector_that_says_something_else_is_noticed() -> None:

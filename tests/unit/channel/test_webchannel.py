@@ -1,4 +1,4 @@
-"""A WebChannel session without any HTTP: what it answers, what it gives out, and that nothing gets lost or doubled."""
+"""A WebChannel session without HTTP: its answers and packets; nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avow.channel import webchannel
-from avow.channel.webchannel import Session, State, Timing, framed
-from avow.channel.webchannel_forms import Form, read_form
+from avow.channel.transports import webchannel
+from avow.channel.transports.webchannel import Form, Session, State, Timing, framed, read_form
 from avow.errors import InvalidRequest, Malformed, TooLarge
 
 TIMING = Timing(keep_alive_s=10, expiry_s=60, back_age_s_max=100)
@@ -25,7 +24,7 @@ def session(*, now: float = 0.0) -> Session:
 
 
 def unframed(data: bytes) -> list[Any]:
-    """What a client makes of a response: it counts UTF-16 code units, two bytes each in this encoding."""
+    """How a client parses a response: it counts UTF-16 code units, two bytes each in this encoding."""
     text, chunks = data.decode("utf-8").encode("utf-16-le"), []
     while text:
         digits, _, rest = text.partition("\n".encode("utf-16-le"))
@@ -37,7 +36,7 @@ def unframed(data: bytes) -> list[Any]:
 
 
 def written(one: Session, *, now: float = 0.0) -> list[Any]:
-    """The arrays that the back channel gets now."""
+    """The arrays that the back channel receives now."""
     arrays: list[Any] = []
     while (chunk := one.chunk(now)) is not None:
         for group in unframed(chunk.data):
@@ -54,7 +53,7 @@ def form(first: int, *packets: bytes, raw: bool = False) -> Form:
 
 
 def body(maps: dict[int, bytes], *, raw: bool = False) -> bytes:
-    """As both libraries write it."""
+    """In the format of both libraries."""
     first = min(maps, default=0)
     fields = [f"count={len(maps)}"] + ([f"ofs={first}"] if maps else [])
     for number, one in maps.items():
@@ -282,7 +281,7 @@ def test_many_arrays_go_in_chunks_of_a_bounded_size() -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(5_000, 1), (200, 100_000)])
 def test_a_back_channel_ends_by_itself_so_that_a_silent_client_acknowledges(count: int, size: int) -> None:
-    """Or a sender that waits for room and a receiver that has nothing to say would wait for each other."""
+    """Otherwise a sender that waits for room and a receiver without output would deadlock."""
     one, seen, sent, backs = session(), 0, 0, 0
     for _ in range(10 * count):
         while sent < count and not one.full:

@@ -1,4 +1,4 @@
-"""A WebChannel session and a client that does what the libraries do, on a network that fails at will."""
+"""A WebChannel session and a client that behaves like the libraries, on a network with injected failures."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_webchannel import body, session, unframed
+from tests.unit.channel.test_webchannel import body, session, unframed
 
-from avow.channel.webchannel import Session
-from avow.channel.webchannel_forms import read_form
+from avow.channel.transports.webchannel import Session, read_form
 
 
 class Client:
-    """What the libraries do: several POSTs in flight, retries with the same maps, one back channel listened to."""
+    """Behaves like the libraries: several POSTs in flight, retries with the same maps, one active back channel."""
 
     def __init__(self, server: Session) -> None:
         self.server = server
@@ -52,7 +51,7 @@ class Client:
         self.back = self.server.back(aid=self.seen, streaming=streaming, now=0)
 
     def cut(self) -> None:
-        """In the middle of whatever was not read."""
+        """Cut the stream at a random unread byte."""
         self.wire = b""
         self.server.gone(self.back, now=0)
 

@@ -1,4 +1,4 @@
-"""What people write as amounts and addresses, and what they are told when something is refused."""
+"""Parsing of amounts and addresses, and the output of errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from avow.cli.api import Api, path_of
-from avow.cli.show import duration_text, exit_code, parsed_duration, parsed_size, plural, report, size_text
+from avow.cli.cluster_api import Api, path_of
+from avow.cli.output import duration_text, exit_code, parsed_duration, parsed_size, plural, report, size_text
 from avow.errors import Busy, InvalidRequest, NotEqual, Offline, StorageDamaged, Unknown, UnknownQueue
 
 
@@ -25,7 +25,7 @@ def test_durations_are_numbers_with_a_unit(text: str, duration_s: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "-1d", "1.5h", "7 years", "d7"])
 def test_an_amount_that_is_none_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="such as 90s, 12h, 7d or none"):
+    with pytest.raises(InvalidRequest, match="Write it as 90s, 12h, 7d or none"):
         parsed_duration(text)
 
 

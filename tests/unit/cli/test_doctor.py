@@ -1,4 +1,4 @@
-"""What the doctor finds on this machine, and what it says to do about it."""
+"""The findings of the doctor on this machine, and their advice."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from avow.cli.doctor import healthy
-from avow.cli.doctor_finding import Finding
-from avow.cli.doctor_install import check_environment, check_libraries, check_python
-from avow.cli.doctor_machine import (
+from avow.cli.doctor.command import healthy
+from avow.cli.doctor.finding import Finding
+from avow.cli.doctor.host import (
     check_clock,
     check_folder,
     check_limits,
@@ -19,9 +18,10 @@ from avow.cli.doctor_machine import (
     judge_syncs,
     mount_of,
 )
-from avow.cli.doctor_network import check_access, check_cluster_view, judge_clocks, judge_versions
-from avow.cli.view import Said, compose
-from avow.peer.settings import Settings
+from avow.cli.doctor.install import check_environment, check_libraries, check_python
+from avow.cli.doctor.network import check_access, check_cluster_view, judge_clocks, judge_versions
+from avow.cli.status import PeerAnswers, compose
+from avow.server.settings import Settings
 
 MOUNTS = """\
 /dev/sda1 / ext4 rw 0 0
@@ -56,13 +56,13 @@ def test_a_new_folder_is_fine_and_its_disk_is_measured(tmp_path: Path) -> None:
 def test_a_file_in_the_place_of_the_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a folder")
     (finding,) = check_folder(tmp_path / "data")
-    assert (finding.verdict, finding.advice) == ("fail", "choose another one with --data")
+    assert (finding.verdict, finding.advice) == ("fail", "choose a folder with --data")
 
 
 def test_a_folder_that_cannot_be_written_to_fails() -> None:
-    """/proc is one for everybody, root included."""
+    """/proc is not writable for any user, root included."""
     (finding,) = check_folder(Path("/proc/self/avow-data"))
-    assert (finding.verdict, "cannot be written to" in finding.found) == ("fail", True)
+    assert (finding.verdict, "is not writable" in finding.found) == ("fail", True)
 
 
 def test_a_folder_with_something_else_in_it_is_pointed_out(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_too_few_open_files_are_pointed_out(hard: int, verdict: str) -> None:
 
 def test_a_peer_whose_clock_is_off_is_named() -> None:
     (finding,) = judge_clocks({1: 0.4, 2: -90.0})
-    assert (finding.verdict, finding.found) == ("warn", "peer 2 is -90 s from here")
+    assert (finding.verdict, finding.found) == ("warn", "clocks differ from this machine (peer 2: -90 s)")
     assert judge_clocks({1: 0.4, 2: 1.0})[0].verdict == "ok"
     assert judge_clocks({}) == []
 
@@ -116,7 +116,7 @@ def test_a_peer_that_would_let_strangers_in_fails() -> None:
 
 def test_loopback_without_tokens_says_who_may_come_in() -> None:
     (finding,) = check_access(Settings())
-    assert (finding.verdict, "anybody on this machine" in finding.found) == ("ok", True)
+    assert (finding.verdict, "anyone on this machine" in finding.found) == ("ok", True)
 
 
 # ---------------------------------------------------------------------- the cluster
@@ -124,7 +124,7 @@ def test_loopback_without_tokens_says_who_may_come_in() -> None:
 
 def peers(*up: bool) -> list[Finding]:
     listed = [{"number": n, "api": "", "state": "ready", "voter": True} for n, _ in enumerate(up, 1)]
-    return check_cluster_view(compose(listed, {n: Said(up=one, ready=one) for n, one in enumerate(up, 1)}))
+    return check_cluster_view(compose(listed, {n: PeerAnswers(up=one, ready=one) for n, one in enumerate(up, 1)}))
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_a_cluster_is_judged_by_its_quorum(up: tuple[bool, ...], verdict: str) -
 
 
 def test_a_lane_nobody_coordinates_fails_and_a_peer_far_behind_is_pointed_out() -> None:
-    def said(end: int) -> Said:
+    def said(end: int) -> PeerAnswers:
         lane = {"lane": 0, "number": 1, "end": end, "trimmed_to": 0, "coordinator": None, "voters": [1, 2]}
-        return Said(up=True, ready=True, queues=({"name": "q", "strategy": "two-phase", "lanes": [lane]},))
+        return PeerAnswers(up=True, ready=True, queues=({"name": "q", "strategy": "two-phase", "lanes": [lane]},))
 
     listed = [{"number": n, "api": "", "state": "ready", "voter": True} for n in (1, 2)]
     found = verdicts(check_cluster_view(compose(listed, {1: said(1_000_000), 2: said(0)})))

@@ -1,4 +1,4 @@
-"""The doctor on what is installed: the interpreter, its environment, extras, Spark and Java."""
+"""The findings of the doctor on the installation: interpreter, environment, extras, Spark and Java."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from avow.cli.doctor_install import Need, check_environment, check_libraries, check_python, fits, read_needs
-from avow.cli.doctor_spark import check_java, check_spark, check_spark_home
+from avow.cli.doctor.install import (
+    Need,
+    check_environment,
+    check_java,
+    check_libraries,
+    check_python,
+    check_spark,
+    check_spark_home,
+    fits,
+    read_needs,
+)
 
 
 def test_a_python_that_is_too_old_fails() -> None:
@@ -43,7 +52,7 @@ def test_needs_are_read_from_metadata_as_pip_writes_it() -> None:
 
 def test_without_what_every_part_needs_it_fails() -> None:
     base, *_ = check_libraries([Need("msgspec", ">=0.19"), Need("no-such-library", "")])
-    assert (base.verdict, base.found) == ("fail", "no no-such-library")
+    assert (base.verdict, base.found) == ("fail", "no-such-library is not installed")
 
 
 def test_a_missing_extra_says_which_commands_want_it_and_how_to_get_it() -> None:
@@ -82,7 +91,7 @@ def java(folder: Path, version: str) -> Path:
 
 def test_without_any_java_it_says_what_to_install() -> None:
     (finding,) = check_java({"PATH": ""}, places=())
-    assert (finding.verdict, "no Java at all" in finding.found) == ("warn", True)
+    assert (finding.verdict, "this machine has no Java" in finding.found) == ("warn", True)
     assert "apt-get install openjdk" in finding.advice
 
 
@@ -90,24 +99,24 @@ def test_a_java_that_is_too_old_is_named(tmp_path: Path) -> None:
     home = java(tmp_path / "old", "1.8.0_402")
     found = check_java({"PATH": "", "JAVA_HOME": str(home)}, places=())
     assert [finding.verdict for finding in found] == ["warn", "warn"]
-    assert f"JAVA_HOME is {home}, and there is Java 8" in found[0].found
+    assert f"JAVA_HOME is {home}, which holds Java 8, which Spark does not support" in found[0].found
 
 
 def test_a_java_home_without_java_is_pointed_out_although_another_is_found(tmp_path: Path) -> None:
     home = java(tmp_path / "jvm" / "good", "17.0.9")
     found = check_java({"PATH": "", "JAVA_HOME": str(tmp_path / "nothing")}, places=(str(home.parent),))
     assert [finding.verdict for finding in found] == ["warn", "ok"]
-    assert "there is no Java" in found[0].found
+    assert "which holds no Java" in found[0].found
     assert found[1].found == f"Java 17 in {home}"
 
 
 def test_a_spark_home_of_another_version_or_without_spark_is_pointed_out(tmp_path: Path) -> None:
     empty = check_spark_home({"SPARK_HOME": str(tmp_path)}, pyspark="4.3.0")
-    assert (empty.verdict, "no Spark is there" in empty.found) == ("warn", True)
+    assert (empty.verdict, "which holds no Spark" in empty.found) == ("warn", True)
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.13-3.5.1.jar").touch()
     other = check_spark_home({"SPARK_HOME": str(tmp_path)}, pyspark="4.3.0")
-    assert (other.verdict, "is 3.5.1" in other.found) == ("warn", True)
+    assert (other.verdict, "but the Spark in" in other.found and "is 3.5.1" in other.found) == ("warn", True)
     assert check_spark_home({"SPARK_HOME": str(tmp_path)}, pyspark="3.5.2").verdict == "ok"
 
 

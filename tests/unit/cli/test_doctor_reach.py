@@ -1,4 +1,4 @@
-"""Why an address does not answer, and whether a service can be asked: against small servers on loopback."""
+"""Findings on addresses that do not answer, and on services, with small servers on loopback."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import trustme
 
 from avow.barrier.sql import create_table
 from avow.barrier.web import answer
-from avow.cli.doctor_finding import Finding
-from avow.cli.doctor_reach import check_address
-from avow.cli.doctor_service import check_checkback, check_database
+from avow.cli.doctor.finding import Finding
+from avow.cli.doctor.network import check_address
+from avow.cli.doctor.service import check_checkback, check_database
 from avow.errors import InvalidRequest
 
 Serve = Callable[..., str]
@@ -89,21 +89,23 @@ def test_a_port_where_nobody_listens_is_told() -> None:
 
 
 def test_a_name_nobody_knows_is_told() -> None:
-    assert "nobody knows the name" in said(check_address("http://no-such-host.invalid:7400", ca=""))
+    assert "the host name no-such-host.invalid cannot be resolved" in said(
+        check_address("http://no-such-host.invalid:7400", ca="")
+    )
 
 
 def test_a_port_of_something_else_is_told(serve: Serve) -> None:
-    assert "something else answers there (status 404)" in said(check_address(f"http://{serve(404, b'')}", ca=""))
+    assert "the server is not an Avow peer (status 404)" in said(check_address(f"http://{serve(404, b'')}", ca=""))
 
 
 def test_http_where_https_is_spoken_is_told(serve: Serve) -> None:
     at = serve(200, ALIVE, tls=certified("127.0.0.1")[0])
-    assert f"it speaks HTTPS, not HTTP -> use https://{at}" in said(check_address(f"http://{at}", ca=""))
+    assert f"the server speaks HTTPS, not HTTP -> use https://{at}" in said(check_address(f"http://{at}", ca=""))
 
 
 def test_https_where_http_is_spoken_is_told(serve: Serve) -> None:
     at = serve(200, ALIVE)
-    assert f"it speaks HTTP, not HTTPS -> use http://{at}" in said(check_address(f"https://{at}", ca=""))
+    assert f"the server speaks HTTP, not HTTPS -> use http://{at}" in said(check_address(f"https://{at}", ca=""))
 
 
 def test_an_authority_that_is_missing_or_wrong_is_told(serve: Serve, tmp_path: Path) -> None:
@@ -112,8 +114,8 @@ def test_an_authority_that_is_missing_or_wrong_is_told(serve: Serve, tmp_path: P
     right, wrong = tmp_path / "right.pem", tmp_path / "wrong.pem"
     authority.cert_pem.write_to_path(str(right))
     trustme.CA().cert_pem.write_to_path(str(wrong))
-    assert "--ca or AVOW_CA names" in said(check_address(at, ca=""))
-    assert "is not the authority that signed it" in said(check_address(at, ca=str(wrong)))
+    assert "give the CA's PEM file with --ca or AVOW_CA" in said(check_address(at, ca=""))
+    assert "is not the CA that signed it" in said(check_address(at, ca=str(wrong)))
     assert check_address(at, ca=str(right)) is None
 
 
@@ -121,7 +123,7 @@ def test_a_certificate_for_another_name_is_told(serve: Serve, tmp_path: Path) ->
     context, authority = certified("peer-1.example")
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     at = f"https://{serve(200, ALIVE, tls=context)}"
-    assert "its certificate is not for 127.0.0.1" in said(check_address(at, ca=str(tmp_path / "ca.pem")))
+    assert "its certificate is not valid for 127.0.0.1" in said(check_address(at, ca=str(tmp_path / "ca.pem")))
 
 
 # ---------------------------------------------------------------------- a service
@@ -139,14 +141,14 @@ def test_a_barrier_s_table_is_found_where_it_is_and_missed_where_it_is_not(tmp_p
 
 def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     finding = check_database(f"sqlite:///{tmp_path / 'nothing.db'}")
-    assert (finding.verdict, "cannot be opened" in finding.found) == ("fail", True)
+    assert (finding.verdict, "cannot connect to" in finding.found) == ("fail", True)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "mysql", "mariadb+pymysql"])
 def test_a_server_that_does_not_answer_is_told_without_the_password(scheme: str) -> None:
     finding = check_database(f"{scheme}://me:hidden@127.0.0.1:1/bank")
-    assert (finding.verdict, "cannot be opened" in finding.found) == ("fail", True)
+    assert (finding.verdict, "cannot connect to" in finding.found) == ("fail", True)
     assert "hidden" not in str(finding)
 
 
@@ -155,7 +157,7 @@ def test_what_is_no_database_with_a_table_is_told() -> None:
 
 
 def nothing_asked() -> bytes:
-    """What the route answers to a question without gid; it must not get as far as the database."""
+    """The answer of the route to a request without a gid, which must not reach the database."""
 
     def never(question: object) -> object:
         raise InvalidRequest(f"{question} was asked")

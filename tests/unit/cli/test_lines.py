@@ -1,4 +1,4 @@
-"""Messages from lines, in groups that do not wait for each other."""
+"""Lines of the input as messages, in groups that do not wait for each other."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from avow.cli.enqueue import Shown, Stored, write
-from avow.cli.lines import Lines, from_arguments, from_descriptor
+from avow.cli.enqueue import Lines, Shown, Stored, from_arguments, from_descriptor, write
 from avow.client.outcomes import Done
 from avow.errors import InvalidRequest
 from avow.limits import MESSAGE_SIZE_BYTES_MAX
@@ -17,7 +16,12 @@ from avow.limits import MESSAGE_SIZE_BYTES_MAX
 
 def lines_of(data: bytes, *, batch: int = 100, separator: bytes = b"") -> list[Lines]:
     reading, writing = os.pipe()
-    feeder = threading.Thread(target=lambda: (os.write(writing, data), os.close(writing)))
+
+    def feed() -> None:
+        os.write(writing, data)
+        os.close(writing)
+
+    feeder = threading.Thread(target=feed)
     feeder.start()
     try:
         return list(from_descriptor(reading, batch=batch, separator=separator))
@@ -64,17 +68,17 @@ def test_keys_stand_before_the_first_separator() -> None:
 
 
 def test_a_line_without_the_separator_is_named() -> None:
-    with pytest.raises(InvalidRequest, match="'no key here'; it was not sent"):
+    with pytest.raises(InvalidRequest, match="the line 'no key here' has no separator '='"):
         lines_of(b"a=1\nno key here\n", separator=b"=")
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
-    with pytest.raises(InvalidRequest, match="longer than a message may be"):
+    with pytest.raises(InvalidRequest, match="longer than the largest message"):
         lines_of(b"x" * (MESSAGE_SIZE_BYTES_MAX + 2))
 
 
 class Lane:
-    """A lane that stores what it is given, as the client's queue would."""
+    """A lane that stores all messages, like the client's queue."""
 
     def __init__(self) -> None:
         self.end = 0

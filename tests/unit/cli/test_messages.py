@@ -1,4 +1,4 @@
-"""Messages as people and programs get them on standard output."""
+"""Messages on standard output, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from avow.cli.messages import Form, Printer
-from avow.client.reading import Message
+from avow.cli.message_output import Form, Printer
+from avow.client.reader import Message
 
 
 class Batch:
@@ -59,10 +59,10 @@ def test_no_more_than_asked_for_is_printed_and_the_last_one_is_known(limit: int,
     text, printer, reached = printed(Form.values, limit=limit)
     assert (printer.printed, reached) == (min(limit, 3), last)
     assert text.count(b"\n") == min(limit, 3)
-    assert printer.room == limit - printer.printed
+    assert printer.remaining == limit - printer.printed
 
 
-def test_a_printer_without_room_prints_nothing() -> None:
+def test_a_printer_with_limit_0_prints_nothing() -> None:
     out = io.BytesIO()
     printer = Printer(Form.text, limit=0, out=out)
     assert printer.print(Batch(MESSAGES)) == 0  # type: ignore[arg-type]

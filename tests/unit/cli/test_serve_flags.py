@@ -1,4 +1,4 @@
-"""The flags of `avow serve` are the settings, one for one, and so is the table people read."""
+"""`avow serve` has one flag per setting, and so has the table in the documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from avow.cli.main import app_of
 from avow.cli.serve import serve, settings_table
 from avow.errors import InvalidRequest
-from avow.peer.settings import DESCRIPTIONS, Settings
+from avow.server.settings import DESCRIPTIONS, Settings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 
@@ -43,7 +43,7 @@ def test_the_table_in_the_documentation_is_the_one_made_from_the_settings() -> N
     ("arguments", "complaint"),
     [
         (["--number", "none"], "setting number (flag)"),
-        (["--listen", "nowhere"], "listen is host:port"),
+        (["--listen", "nowhere"], "listen must be host:port"),
         (["--founders", "1=127.0.0.1:1", "--number", "2"], "number 2 is not among the founders"),
         (["--config", "/nowhere/avow.toml"], "cannot be read"),
     ],

@@ -1,8 +1,8 @@
-"""Who is started again, when, and who is left alone."""
+"""Which peers `avow up` restarts, when, and which it does not."""
 
 from __future__ import annotations
 
-from avow.cli.up_watch import Watch
+from avow.cli.up import Watch
 
 
 class Process:
@@ -36,7 +36,7 @@ def test_a_killed_peer_comes_back_after_five_seconds() -> None:
     assert (died.peer, died.event, died.text) == (
         2,
         "died",
-        "peer 2 was killed by signal 9; it is started again in 5 s",
+        "peer 2 was killed by signal 9; it will be restarted in 5 s",
     )
     assert watch.tick(65.9) == []
     assert watch.returns_in_s(2, 64.0) == 2.0
@@ -54,7 +54,7 @@ def test_a_peer_that_ends_right_after_its_start_three_times_is_left_alone_with_i
         now += 6
     assert [event.event for event in seen] == ["died", "restarted", "died", "restarted", "abandoned"]
     assert "boom" in seen[-1].text
-    assert watch.left_alone(1)
+    assert watch.is_abandoned(1)
     assert watch.tick(1000.0) == []
 
 

@@ -1,4 +1,4 @@
-"""The picture of a cluster, from the answers of its peers to the tables people see."""
+"""The view of a cluster, from the answers of its peers to the tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from avow.cli.peer import start_command
-from avow.cli.status import as_object, picture
-from avow.cli.up_view import ProcessView, Rates, next_lines
-from avow.cli.up_view import picture as up_picture
-from avow.cli.view import ClusterView, Said, SubscriberView, compose
+from avow.cli.status import ClusterView, PeerAnswers, SubscriberView, as_object, compose, tables
+from avow.cli.up import ProcessView, Rates, next_lines, screen_of
 
 
 def shown(what: RenderableType) -> str:
@@ -35,12 +33,12 @@ def queue(end: int, *, coordinator: int | None = 2, held: bool = True) -> dict[s
     return {"name": "orders", "strategy": "two-phase", "lanes": [{**lane, "owner": None, "ended": False, "held": held}]}
 
 
-def said(end: int, *, coordinator: int | None = 2, held: bool = True) -> Said:
+def said(end: int, *, coordinator: int | None = 2, held: bool = True) -> PeerAnswers:
     answered = {"cluster": "c1", "incarnation": 4}
-    return Said(up=True, ready=True, cluster=answered, queues=(queue(end, coordinator=coordinator, held=held),))
+    return PeerAnswers(up=True, ready=True, cluster=answered, queues=(queue(end, coordinator=coordinator, held=held),))
 
 
-def three(**changes: Said) -> ClusterView:
+def three(**changes: PeerAnswers) -> ClusterView:
     answers = {1: said(120), 2: said(120), 3: said(100)}
     answers |= {int(name[1:]): answer for name, answer in changes.items()}
     return compose([listed(1), listed(2), listed(3)], answers, asked="http://10.0.0.1:7400")
@@ -62,7 +60,7 @@ def test_a_peer_that_calls_itself_coordinator_is_believed_before_the_others() ->
 
 
 def test_a_peer_that_does_not_answer_is_shown_as_down_with_the_reason() -> None:
-    text = shown(picture(three(p3=Said(trouble="connection refused"))))
+    text = shown(tables(three(p3=PeerAnswers(trouble="connection refused"))))
     assert "3 peers, 2 up" in text
     assert "connection refused" in text
     assert "orders" in text
@@ -73,23 +71,23 @@ def test_a_peer_that_left_is_not_in_the_table() -> None:
     view = compose([listed(1), listed(2, "gone"), listed(3, "joining")], {1: said(1), 3: said(1)})
     assert [peer.number for peer in view.peers] == [1, 3]
     assert view.removed == (2,)
-    assert "joining" in shown(picture(view))
+    assert "joining" in shown(tables(view))
 
 
 def test_a_lane_without_a_coordinator_says_so() -> None:
     nobody = {f"p{number}": said(1, coordinator=None) for number in (1, 2, 3)}
-    assert "none" in shown(picture(three(**nobody)))
+    assert "none" in shown(tables(three(**nobody)))
 
 
 def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
     odd = {**queue(1), "name": "[red]alarm[/]"}
-    view = compose([listed(1)], {1: Said(up=True, ready=True, queues=(odd,))})
-    assert "[red]alarm[/]" in shown(picture(view))
+    view = compose([listed(1)], {1: PeerAnswers(up=True, ready=True, queues=(odd,))})
+    assert "[red]alarm[/]" in shown(tables(view))
 
 
 def test_a_cluster_without_queues_says_what_to_do() -> None:
-    view = compose([listed(1)], {1: Said(up=True, ready=True)})
-    assert "avow queue create NAME" in shown(picture(view))
+    view = compose([listed(1)], {1: PeerAnswers(up=True, ready=True)})
+    assert "avow queue create NAME" in shown(tables(view))
 
 
 def test_the_object_has_what_the_tables_have() -> None:
@@ -105,7 +103,7 @@ def test_the_object_has_what_the_tables_have() -> None:
     assert found["subscribers"] == [
         {"queue": "orders", "name": "audit", "versions": {"0": 100}, "hold": True, "lag": 20}
     ]
-    assert "audit" in shown(picture(view))
+    assert "audit" in shown(tables(view))
 
 
 # ---------------------------------------------------------------------- avow up
@@ -117,9 +115,9 @@ def test_the_live_view_counts_down_to_the_return_of_a_dead_peer() -> None:
         2: ProcessView(12, alive=False, returns_in_s=3.6),
     }
     apis = {number: f"http://127.0.0.1:740{number}" for number in processes}
-    view = compose([listed(1), listed(2)], {1: said(120), 2: Said(trouble="gone")})
+    view = compose([listed(1), listed(2)], {1: said(120), 2: PeerAnswers(trouble="gone")})
     text = shown(
-        up_picture(
+        screen_of(
             view,
             processes=processes,
             apis=apis,
@@ -129,13 +127,13 @@ def test_the_live_view_counts_down_to_the_return_of_a_dead_peer() -> None:
             addresses="A",
         )
     )
-    for part in ("down, back in 4 s", "1,234", "25%", "50.0 MB", "peer 2 was killed", "export AVOW_API=A"):
+    for part in ("down, restart in 4 s", "1,234", "25%", "50.0 MB", "peer 2 was killed", "export AVOW_API=A"):
         assert part in text
 
 
 def test_the_live_view_shows_peers_before_anybody_answers() -> None:
     text = shown(
-        up_picture(
+        screen_of(
             None,
             processes={1: ProcessView(11, alive=True)},
             apis={1: "x"},
@@ -150,8 +148,8 @@ def test_the_live_view_shows_peers_before_anybody_answers() -> None:
 
 def test_rates_are_what_was_added_between_two_looks() -> None:
     rates = Rates()
-    assert rates.look(three(), 10.0) == {}
-    assert rates.look(three(p1=said(320)), 12.0) == {5: 100.0}
+    assert rates.update(three(), 10.0) == {}
+    assert rates.update(three(p1=said(320)), 12.0) == {5: 100.0}
 
 
 def test_the_next_lines_begin_with_the_address() -> None:

@@ -1,4 +1,4 @@
-"""The connection, driven as an event loop drives it: buffers filled piece by piece, no socket."""
+"""The connection, driven like by an event loop: buffers filled piece by piece, no socket."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avow.client.http import HEAD_SIZE_BYTES_MAX, Answer, Connection, Lost
+from avow.transport.connection import Connection
+from avow.wire.http import PEER_BOUNDS, Answer, Lost
 
 
 class MemoryTransport(asyncio.Transport):
-    """Collects what is written; an aborted one tells its protocol at once."""
+    """Collects written bytes; `abort` calls connection_lost at once."""
 
     def __init__(self, protocol: Connection) -> None:
         super().__init__()
@@ -103,10 +104,12 @@ def test_an_answer_without_a_body_needs_no_length() -> None:
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
         b"HTTP/1.1 abc OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
-        b"x" * (HEAD_SIZE_BYTES_MAX + 1),
+        b"x" * (PEER_BOUNDS.head_size_bytes_max + 1),
     ],
 )
 def test_bytes_that_are_no_answer_end_the_connection_and_every_request_on_it(garbage: bytes) -> None:
@@ -118,10 +121,79 @@ def test_bytes_that_are_no_answer_end_the_connection_and_every_request_on_it(gar
     assert peer.closed == [peer.connection]
 
 
-def test_an_answer_nobody_asked_for_ends_the_connection() -> None:
-    peer = Peer(0)
-    peer.feed(answer(b""))
+@pytest.mark.parametrize("requests", [0, 1])
+@pytest.mark.parametrize("extra", [answer(b""), b"HTTP/1.1 408 Req", b"\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_bytes_nobody_asked_for_end_the_connection(requests: int, extra: bytes) -> None:
+    """Otherwise they would be read as the beginning of the answer to the next request."""
+    peer = Peer(requests)
+    peer.feed(answer(b"asked for") * requests + extra)
     assert peer.transport.aborted
+    assert [type(found) for found in peer.answers] == [Answer] * requests
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 30])
+def test_other_forms_of_answers_may_be_among_those_in_flight(piece: int) -> None:
+    peer = Peer(4)
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\ntwo \r\n1;x=y\r\n2\r\n0\r\nT: z\r\n\r\n"
+    peer.feed(answer(b"one") + chunked + answer(b"three") + b"HTTP/1.1 200 OK\r\n\r\nup to the end", piece)
+    assert [found.body for found in peer.answers if isinstance(found, Answer)] == [b"one", b"two 2", b"three"]
+    peer.connection.connection_lost(None)
+    assert isinstance(peer.answers[3], Answer)
+    assert peer.answers[3].body == b"up to the end"
+
+
+def test_a_body_up_to_the_end_is_lost_when_the_connection_is_reset_or_given_up() -> None:
+    for reset in (True, False):
+        peer = Peer(1)
+        peer.feed(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        if reset:
+            peer.connection.connection_lost(ConnectionResetError("reset"))
+        else:
+            peer.connection.abort("no answer in time")
+        (found,) = peer.answers
+        assert isinstance(found, Lost)
+        assert found.sent
+        assert found.begun
+
+
+def test_only_the_request_whose_answer_has_begun_is_touched() -> None:
+    for begun in (b"H", b"HTTP/1.1 100 Continue\r\n\r\n", answer(b"whole")[:-1]):
+        peer = Peer(3)
+        peer.feed(answer(b"one") + begun)
+        peer.connection.connection_lost(None)
+        assert [found.untouched for found in peer.answers if isinstance(found, Lost)] == [False, True]
+    untouched = Peer(1)
+    untouched.connection.connection_lost(None)
+    assert [found.untouched for found in untouched.answers if isinstance(found, Lost)] == [True]
+
+
+def test_a_refused_answer_has_begun_even_when_nothing_of_it_is_left_to_read() -> None:
+    peer = Peer(1)
+    peer.feed(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: x\r\n\r\n")
+    (found,) = peer.answers
+    assert isinstance(found, Lost)
+    assert not found.untouched
+
+
+def test_of_an_answer_that_is_too_long_the_head_is_told() -> None:
+    long = PEER_BOUNDS.body_size_bytes_max + 1
+    for framing in (b"Content-Length: %d\r\n", b"Content-Length: %d\r\nConnection: close\r\n"):
+        peer = Peer(2)
+        peer.feed(b"HTTP/1.1 500 No\r\n%b\r\n" % (framing % long))
+        first, second = peer.answers
+        assert isinstance(first, Lost)
+        assert isinstance(second, Lost)
+        assert (first.headed and first.headed.status, second.headed) == (500, None)
+
+
+def test_an_answer_to_head_has_no_body_whatever_its_head_says() -> None:
+    peer = Peer(0)
+    for number, to_head in enumerate((False, True, False, True)):
+        peer.connection.send((b"request %d" % number,), peer.answers.append, to_head=to_head)
+    head = answer(b"four")[:-4]
+    peer.feed(answer(b"one") + head + answer(b"three") + head)
+    assert [found.body for found in peer.answers if isinstance(found, Answer)] == [b"one", b"", b"three", b""]
+    assert peer.connection.usable
 
 
 def test_a_lost_connection_tells_each_request_once_and_takes_no_more() -> None:

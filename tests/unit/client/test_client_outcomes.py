@@ -5,10 +5,10 @@ import json
 import pytest
 
 from avow import errors
-from avow.client.http import Answer
 from avow.client.outcomes import error_of, final
 from avow.errors import AvowError, Busy, Forbidden, InvalidRequest, NotEqual, Offline, Refused, TooShort, Unknown
-from avow.wire.failures import errors_from
+from avow.wire.error_body import errors_from
+from avow.wire.http import Answer
 
 
 def answer(status: int, body: bytes) -> Answer:

@@ -1,4 +1,4 @@
-"""What a pledge asks for, and what a coordinator's answer means to its caller."""
+"""The request body of a pledge, and the outcomes of a coordinator's answers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_headers_of_a_call_do_not_reach_other_hosts() -> None:
     assert asked(made)["branch_headers"] == {"authorization": "x"}
     with pytest.raises(InvalidRequest, match="different hosts"):
         draft().call("http://a/in", headers={"authorization": "x"}).call("http://b/in").request()
-    with pytest.raises(InvalidRequest, match="two values"):
+    with pytest.raises(InvalidRequest, match="two different values"):
         draft().call("http://a/in", headers={"k": "1"}).call("http://a/in", headers={"k": "2"})
 
 

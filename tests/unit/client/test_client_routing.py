@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from avow.client.http import Answer, Lost
-from avow.client.links import parse_address
+from avow.client.peer_connection import parse_address
 from avow.client.routing import BACKOFF_S, BACKOFF_S_MAX, Backoff, Step, choose, hint_of, step_after
 from avow.errors import InvalidRequest, NotCoordinator, Offline
+from avow.wire.http import Answer, Lost
 
 
 class Peer:

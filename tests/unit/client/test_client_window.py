@@ -1,4 +1,4 @@
-"""What a producer has sent: turns, records, the window they lie in, and the store that keeps them for the next run."""
+"""A producer's data: lane batches, records, the window, and the store that keeps records for the next run."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from pathlib import Path
 import pytest
 
 from avow.channel.stores import FileStore, MemoryStore
-from avow.client.batching import OVERHEAD_BYTES, Batch
-from avow.client.saved import Saved
-from avow.client.turn import RECORD_SIZE_BYTES, Turn
-from avow.client.window import UNBOUND, Sent, Window, message_of, messages_of, read_message
+from avow.client.batches import OVERHEAD_BYTES, Batch
+from avow.client.lane_batcher import RECORD_SIZE_BYTES, LaneBatcher
+from avow.client.pending_store import PendingRecordStore
+from avow.client.window import UNBOUND, ProducerRecord, Window, message_of, messages_of, read_message
 from avow.errors import InvalidRequest, Malformed, TooLarge
 from avow.limits import MESSAGE_SIZE_BYTES_MAX
-from avow.queue.lanes import lane_for
+from avow.queue.key_to_lane import lane_for
 from avow.wire.batch import check
 
 
-def turn(lanes: int) -> Turn:
-    made = Turn("q")
+def turn(lanes: int) -> LaneBatcher:
+    made = LaneBatcher("q")
     made.know(lanes)
     return made
 
 
-def sent(*values: bytes, lane: int = 0, key: bytes | None = None) -> Sent:
+def sent(*values: bytes, lane: int = 0, key: bytes | None = None) -> ProducerRecord:
     batch = Batch(deadline=0.0)
     for value in values:
         batch.put(value, key, None, None)
     record = batch.encode()
-    return Sent(message_of(record, lane=lane), lane=lane, count=batch.count, write_id=batch.write_id)
+    return ProducerRecord(message_of(record, lane=lane), lane=lane, count=batch.count, write_id=batch.write_id)
 
 
-def window(*records: Sent, count_max: int = 100, size_bytes_max: int = 1 << 20) -> Window:
+def window(*records: ProducerRecord, count_max: int = 100, size_bytes_max: int = 1 << 20) -> Window:
     made = Window(count_max=count_max, size_bytes_max=size_bytes_max)
     for record in records:
         made.add(record)
@@ -108,7 +108,7 @@ def test_pub_sub_messages_are_for_no_lane_yet() -> None:
     made.put_plain(b"a")
     made.put(b"b", key=b"k", headers=None, time_ms=None, lane=None)
     assert list(made.open) == [UNBOUND]
-    with pytest.raises(InvalidRequest, match="peers'"):
+    with pytest.raises(InvalidRequest, match="belongs to a peer"):
         made.put(b"c", key=None, headers=None, time_ms=None, lane=1)
 
 
@@ -143,7 +143,7 @@ def test_what_a_failed_channel_had_waits_again_before_all_that_came_later() -> N
     found.take_back(["delivered", "unsent"])
     assert list(found.waiting) == [a, b, c]
     assert [(one.maybe, one.sent_at) for one in (a, b, c)] == [(True, 5.0), (False, 0.0), (False, 0.0)]
-    found.settled(a)
+    found.resolved(a)
     assert [one.number for one in found] == [2, 3]
 
 
@@ -151,7 +151,7 @@ def test_messages_that_are_handed_back_are_whole_and_say_what_may_have_happened(
     batch = Batch(deadline=0.0)
     batch.put(b"a", b"k", (("h", b"x"),), 7)
     batch.put(b"b", None, None, None)
-    record = Sent(message_of(batch.encode(), lane=3), lane=3, count=2, write_id=batch.write_id)
+    record = ProducerRecord(message_of(batch.encode(), lane=3), lane=3, count=2, write_id=batch.write_id)
     record.maybe = True
     first, second = messages_of(record)
     assert (first.value, first.key, first.headers, first.time_ms) == (b"a", b"k", (("h", b"x"),), 7)
@@ -173,17 +173,17 @@ def test_a_given_record_counts_as_one_that_may_have_happened() -> None:
 def test_what_was_left_is_loaded_as_something_that_may_have_happened() -> None:
     store = MemoryStore()
     records = [sent(b"a", lane=1), sent(b"b", lane=UNBOUND)]
-    Saved(store).save(records)
-    loaded = Saved(store).load()
+    PendingRecordStore(store).save(records)
+    loaded = PendingRecordStore(store).load()
     assert [one.write_id for one in loaded] == [one.write_id for one in records]
     assert [(one.lane, one.maybe, one.count) for one in loaded] == [(1, True, 1), (UNBOUND, False, 1)]
 
 
 def test_what_reached_the_queue_leaves_the_store_and_new_records_come_behind(tmp_path: Path) -> None:
-    first = Saved(tmp_path / "pending")
+    first = PendingRecordStore(tmp_path / "pending")
     first.save([sent(b"a"), sent(b"b"), sent(b"c")])
     first.close()
-    saved = Saved(str(tmp_path / "pending"))
+    saved = PendingRecordStore(str(tmp_path / "pending"))
     found = window(*saved.load())
     later = sent(b"d")
     found.add(later)
@@ -200,12 +200,12 @@ def test_what_reached_the_queue_leaves_the_store_and_new_records_come_behind(tmp
 
 def test_of_a_record_that_was_bound_twice_the_last_binding_counts_and_the_first_leaves_with_it() -> None:
     store = MemoryStore()
-    saved, records = Saved(store), [sent(b"a", lane=5), sent(b"b", lane=5)]
+    saved, records = PendingRecordStore(store), [sent(b"a", lane=5), sent(b"b", lane=5)]
     saved.save(records)
     for record in records:
         record.bind(6)
     saved.save(records)
-    again = Saved(store)
+    again = PendingRecordStore(store)
     loaded = again.load()
     assert [(one.lane, one.write_id) for one in loaded] == [(6, one.write_id) for one in records]
     found = window(*loaded)

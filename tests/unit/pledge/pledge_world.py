@@ -1,4 +1,4 @@
-"""A coordinator over a store in memory, services that answer as told, and a clock that jumps to the next timer.
+"""A coordinator with a store in memory, services with scripted answers, and a clock that jumps to the next timer.
 
 Days of back-off pass in milliseconds; nothing sleeps. A service is named by its URL and answers with what stands in
 `answers` for it, the last one for ever; without an entry it answers SUCCESS.
@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from avow.pledge.branches.branches import Branches
 from avow.pledge.branches.calls import Call
+from avow.pledge.branches.schemes import Branches
 from avow.pledge.coordinator import Coordinator
 from avow.pledge.record import Content, Options, Pledge, Status
 from avow.pledge.settings import PledgeSettings
@@ -62,7 +62,7 @@ class Services(Branches):
         left = self.answers.get(url, [SUCCESS])
         return left.pop(0) if len(left) > 1 else left[0]
 
-    async def tell(self, url: str, body: bytes, *, timeout_s: float) -> str:
+    async def post_alert(self, url: str, body: bytes, *, timeout_s: float) -> str:
         if not self.webhook_problem:
             self.told.append(msgspec.json.decode(body))
         return self.webhook_problem

@@ -1,4 +1,4 @@
-"""A coordinator in virtual time: what is told to who waits for a result, and to who aborts."""
+"""A coordinator in virtual time: the answers to callers that wait for a result, and to aborts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from pledge_world import BRANCH, CHECKBACK, DEAD, Services, now_ms, request, run, until, world
+from tests.unit.pledge.pledge_world import BRANCH, CHECKBACK, DEAD, Services, now_ms, request, run, until, world
 
 from avow.errors import PledgeDecided, UnknownPledge
 

@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 from msgspec.structs import replace
-from pledge_world import now_ms, run
+from tests.unit.pledge.pledge_world import now_ms, run
 
 from avow.errors import AvowError, Offline, Refused, Unknown
-from avow.pledge.branches.branches import Branches
 from avow.pledge.branches.calls import Call
+from avow.pledge.branches.schemes import Branches
 from avow.pledge.coordinator import Coordinator
 from avow.pledge.record import Content, Options, Pledge, Progress
 from avow.pledge.settings import PledgeSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from pledge_world import BRANCH, CHECKBACK, now_ms, request, run, world
+from tests.unit.pledge.pledge_world import BRANCH, CHECKBACK, now_ms, request, run, world
 
 from avow.errors import ContentDiffers, InvalidRequest, PledgeDecided, UnknownTopic
 from avow.pledge.stores.memory import MemoryStore

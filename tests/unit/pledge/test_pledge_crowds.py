@@ -1,11 +1,11 @@
-"""A coordinator in virtual time: dead and crowded endpoints, and who else waits for them."""
+"""A coordinator in virtual time: unreachable and overloaded endpoints, and their effect on other pledges."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from pledge_world import BRANCH, Services, request, run, world
+from tests.unit.pledge.pledge_world import BRANCH, Services, request, run, world
 
 
 def test_point_5_thousands_behind_a_dead_endpoint_delay_nobody_and_go_out_when_it_returns() -> None:

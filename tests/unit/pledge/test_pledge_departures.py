@@ -1,4 +1,4 @@
-"""When a group leaves for the thread of a store: at once if enough wait, else with those who were just answered."""
+"""When a store's thread gets its next group: at once if enough operations wait, else one turn of the loop later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from avow.pledge.stores.grouping import GroupThread
+from avow.pledge.stores.grouped import GroupThread
 
 TIMEOUT_S = 20.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from pledge_world import run
+from tests.unit.pledge.pledge_world import run
 
 from avow.pledge import endpoints as module
 from avow.pledge.endpoints import Endpoints, endpoint_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pledge_world import BRANCH, Services, now_ms, request, run, world
+from tests.unit.pledge.pledge_world import BRANCH, Services, now_ms, request, run, world
 
 from avow.errors import ContentDiffers, PledgeDecided
 from avow.limits import PLEDGE_FRESH_SIZE_BYTES
@@ -82,7 +82,7 @@ def test_what_another_coordinator_decided_meanwhile_is_seen_although_the_bytes_a
     run(go)
 
 
-def test_who_asks_to_be_told_hears_at_once_and_carries_the_pledge_itself() -> None:
+def test_on_stored_is_called_at_once_and_the_caller_s_task_delivers() -> None:
     async def go() -> None:
         async with world() as w:
             heard: list[tuple[str, int, int]] = []
@@ -91,13 +91,13 @@ def test_who_asks_to_be_told_hears_at_once_and_carries_the_pledge_itself() -> No
                 in_hand = w.coordinator.statistics()["in_hand"]
                 heard.append((done.delivery.state, w.services.count(BRANCH), in_hand))
 
-            done = await w.coordinator.submit(request(), told=told)
+            done = await w.coordinator.submit(request(), on_stored=told)
             assert heard == [("started", 0, 1)]
             assert done.delivery.state == "started"
             assert w.services.count(BRANCH) == 1
             assert (await w.coordinator.load("g")).status == "succeeded"
             assert w.coordinator.statistics()["in_hand"] == 0
-            await w.coordinator.submit(request(), told=told)
+            await w.coordinator.submit(request(), on_stored=told)
             assert heard[1:] == [("succeeded", 1, 0)]
 
     run(go)

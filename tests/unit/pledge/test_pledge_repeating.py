@@ -6,10 +6,13 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from pledge_world import BRANCH, CHECKBACK, DEAD, request, run, world
+from tests.unit.pledge.pledge_world import BRANCH, CHECKBACK, DEAD, request, run, world
 
 from avow.errors import PledgeDecided
 from avow.pledge.store import Filter
+from avow.pledge.verdicts import Result
+
+ERROR: Result = "ERROR"
 
 
 def test_point_6_what_fails_is_repeated_with_capped_back_off_dies_alerts_and_is_redriven() -> None:
@@ -49,7 +52,7 @@ def test_a_webhook_that_fails_hurts_nobody() -> None:
     async def go() -> None:
         async with world(retry_interval_s=1.0, alert_webhook="http://alerts/") as w:
             w.services.webhook_problem = "HTTP 500"
-            w.services.answer(BRANCH, *["ERROR"] * 5, "SUCCESS")
+            w.services.answer(BRANCH, *[ERROR] * 5, "SUCCESS")
             await w.coordinator.submit(request())
             await w.until("g", "succeeded")
             await asyncio.sleep(10)
@@ -58,7 +61,7 @@ def test_a_webhook_that_fails_hurts_nobody() -> None:
     run(go)
 
 
-def test_a_checkback_that_fails_is_told_to_people_too() -> None:
+def test_a_checkback_that_fails_causes_an_alert_too() -> None:
     async def go() -> None:
         async with world(alert_webhook="http://alerts/") as w:
             w.services.answer(CHECKBACK, "ERROR", "ERROR", "ERROR", "SUCCESS")
@@ -120,7 +123,7 @@ def test_point_8_retry_now_does_not_wait_for_the_back_off(what: str) -> None:
 def test_point_8_many_that_wait_long_are_retried_with_one_call() -> None:
     async def go() -> None:
         async with world(endpoint_failures=1000, backoff_max_s=1e6, retry_interval_s=1000.0) as w:
-            w.services.answer(BRANCH, *["ERROR"] * 30, "SUCCESS")
+            w.services.answer(BRANCH, *[ERROR] * 30, "SUCCESS")
             for number in range(30):
                 await w.coordinator.submit(request(f"g{number}"))
             await asyncio.sleep(0.5)

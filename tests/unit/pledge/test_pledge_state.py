@@ -13,7 +13,7 @@ from avow.limits import PLEDGE_ATTEMPTS_KEPT
 from avow.pledge import state
 from avow.pledge.record import NEVER_MS, Branch, BranchProgress, Content, Options, Progress, Status
 from avow.pledge.settings import PledgeSettings
-from avow.pledge.state import CHECKBACK, LATE, MOVES, Checked, Delivered, Heard, Request
+from avow.pledge.state import CHECKBACK, LATE, MOVES, CallResult, Checked, Delivered, Request
 
 NOW = 1_000_000
 SETTINGS = PledgeSettings(retry_interval_s=10.0, backoff_max_s=300.0, timeout_to_fail_s=35.0)
@@ -33,13 +33,13 @@ def progress_in(status: Status, *, delivered: int = 0, branches: int = 2) -> Pro
     return Progress(status, NOW - 1000, NOW - 1000, next_at_ms, states)
 
 
-def heard(progress: Progress, *answers: Heard, of: Content | None = None, **changed: Any) -> Progress:
-    given = {"now_ms": NOW, "jitter": 0.5, "settings": SETTINGS} | changed
-    return state.heard(of or content(), progress, answers, **given)
+def heard(progress: Progress, *answers: CallResult, of: Content | None = None, **changed: Any) -> Progress:
+    given: dict[str, Any] = {"now_ms": NOW, "jitter": 0.5, "settings": SETTINGS} | changed
+    return state.apply_results(of or content(), progress, answers, **given)
 
 
-def answer(index: int, result: Any, *, text: str = "why") -> Heard:
-    return Heard(index, result, NOW - 5, 5, "" if result == "SUCCESS" else text)
+def answer(index: int, result: Any, *, text: str = "why") -> CallResult:
+    return CallResult(index, result, NOW - 5, 5, "" if result == "SUCCESS" else text)
 
 
 # ----------------------------------------------------------------------------------------------- the table
@@ -391,7 +391,7 @@ def test_a_repeated_abort_of_a_failed_pledge_changes_nothing() -> None:
     assert state.aborted(content(), failed, now_ms=NOW) is failed
 
 
-def test_a_delivery_that_is_heard_of_late_is_noted_and_changes_no_status() -> None:
+def test_a_late_delivery_is_recorded_and_changes_no_status() -> None:
     for status in ("failed", "dead"):
         after = heard(progress_in(status), answer(0, "SUCCESS"))
         assert (after.status, after.branches[0].status) == (status, "succeeded")
@@ -402,7 +402,7 @@ def test_a_dead_pledge_whose_last_answer_comes_late_has_succeeded() -> None:
     assert heard(progress_in("dead", delivered=1), answer(1, "SUCCESS")).status == "succeeded"
 
 
-def test_a_delivered_branch_stays_delivered_whatever_is_heard_again() -> None:
+def test_a_delivered_branch_stays_delivered_whatever_a_repeated_call_returns() -> None:
     once = heard(progress_in("submitted"), answer(0, "SUCCESS"))
     again = heard(once, answer(0, "ERROR"))
     assert again.branches[0].status == "succeeded"
@@ -419,9 +419,9 @@ def test_what_is_held_is_due_only_when_its_holder_must_be_dead() -> None:
     held = state.held(progress_in("submitted"), until_ms=NOW + 10_000)
     assert state.due(content(), held, now_ms=NOW + 9_999) == ()
     assert state.due(content(), held, now_ms=NOW + 10_000) == (0,)
-    freed = state.let_go(held, now_ms=NOW + 1)
+    freed = state.released(held, now_ms=NOW + 1)
     assert state.due(content(), freed, now_ms=NOW + 1) == (0,)
-    assert state.let_go(freed, now_ms=NOW + 2) is freed
+    assert state.released(freed, now_ms=NOW + 2) is freed
 
 
 # ------------------------------------------------------------------------------------- what a caller is told

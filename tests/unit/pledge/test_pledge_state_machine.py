@@ -12,7 +12,7 @@ from avow.limits import PLEDGE_ATTEMPTS_KEPT
 from avow.pledge import state
 from avow.pledge.record import NEVER_MS, Branch, Content, Options, Progress
 from avow.pledge.settings import PledgeSettings
-from avow.pledge.state import CHECKBACK, LATE, MOVES, Heard
+from avow.pledge.state import CHECKBACK, LATE, MOVES, CallResult
 
 SETTINGS = PledgeSettings(dead_after_s=3600.0)
 RESULTS = st.sampled_from(["SUCCESS", "FAILURE", "ONGOING", "ERROR"])
@@ -126,9 +126,11 @@ class PledgeMachine(RuleBasedStateMachine):
     @rule(data=st.data(), result=RESULTS, jitter=JITTER)
     def answer(self, data: st.DataObject, result: Any, jitter: float) -> None:
         index = self.called.pop(data.draw(st.integers(0, len(self.called) - 1)))
-        heard = Heard(index, result, self.now_ms)
+        heard = CallResult(index, result, self.now_ms)
         before = self.progress
-        after = state.heard(self.content, before, (heard,), now_ms=self.now_ms, jitter=jitter, settings=SETTINGS)
+        after = state.apply_results(
+            self.content, before, (heard,), now_ms=self.now_ms, jitter=jitter, settings=SETTINGS
+        )
         if index == CHECKBACK:
             self._checked(before, after, result)
             return

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import fields
-from pledge_world import BRANCH, CHECKBACK, Services, now_ms, request, run, until, world
+from tests.unit.pledge.pledge_world import BRANCH, CHECKBACK, Services, now_ms, request, run, until, world
 
 from avow.errors import AvowError, Offline
 from avow.pledge.coordinator import Coordinator

@@ -6,7 +6,7 @@ of thirty entries meets duplicates, evictions, refusals and late commands many t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,8 +20,8 @@ from avow.queue.commands import (
     TrimCommand,
     encode,
 )
+from avow.queue.entry_outcome import Outcome
 from avow.queue.ledger import Bounds, Ledger
-from avow.queue.outcomes import Outcome
 from avow.wire.messages import Entry, Kind
 
 TINY = Bounds(write_ids=3, decided_transactions=2, open_transactions=2, staged_batches=2, subscribers=2)
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     """An entry without its position, and the writes merged into it."""
 
     kind: int
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]
     write_id: bytes = b""
     control: bytes = b""
     writes: tuple[tuple[bytes, int, int], ...] = ()
@@ -68,7 +68,7 @@ def discard(txn: bytes, *, write: int = 0) -> Step:
     return command(Kind.DISCARD, TransactionCommand(txn), write=write)
 
 
-def cursor(name: str, version: int, **fields: int) -> Step:
+def cursor(name: str, version: int, **fields: Any) -> Step:
     return command(Kind.CURSOR, CursorCommand(name, version, **fields))
 
 

@@ -23,9 +23,9 @@ from avow.queue.commands import (
     SubscriptionCommand,
     encode,
 )
+from avow.queue.entry_outcome import Outcome
 from avow.queue.ledger import Ledger
-from avow.queue.metadata import MetadataState
-from avow.queue.outcomes import Outcome
+from avow.queue.metadata_state import MetadataState
 from avow.queue.state import QueueState
 from avow.queue.subscriptions import Member, Subscription, kept, lanes_of, reader_of
 from avow.wire.messages import Entry, Kind

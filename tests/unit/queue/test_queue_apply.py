@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from queue_entries import (
+from tests.unit.queue.queue_entries import (
     PROPERTY,
     TINY,
     Step,
@@ -22,9 +22,9 @@ from queue_entries import (
 
 from avow.errors import InvalidRequest, NotEqual, Trimmed
 from avow.queue.commands import MembersCommand, StageCommand, TransactionCommand, decode
-from avow.queue.outcomes import Outcome
+from avow.queue.entry_outcome import Outcome
 from avow.queue.state import QueueState
-from avow.queue.visible import VisibleRange
+from avow.queue.visible_index import VisibleRange
 from avow.wire.messages import Entry, Kind
 
 

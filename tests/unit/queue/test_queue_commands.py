@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_entries import PROPERTY
+from tests.unit.queue.queue_entries import PROPERTY
 
 from avow.errors import InvalidRequest, Malformed, TooLarge
 from avow.limits import CONTROL_SIZE_BYTES_MAX

@@ -6,10 +6,10 @@ import struct
 
 import msgspec
 from crc32c import crc32c
-from queue_entries import Step, apply_all, cursor, data
+from tests.unit.queue.queue_entries import Step, apply_all, cursor, data
 
-from avow.queue.outcomes import Outcome
-from avow.queue.projection import Projection, Refusal
+from avow.queue.entry_outcome import Outcome
+from avow.queue.projection import EarlyRefusal, Projection
 from avow.queue.state import QueueState
 from avow.queue.subscribers import Subscriber
 from avow.wire.messages import Kind
@@ -112,7 +112,7 @@ def test_a_fence_in_flight_refuses_nobody_before_it_is_committed() -> None:
     assert projection.check(Kind.CURSOR, control=old.control) is None
     assert projection.check(Kind.CURSOR, control=new.control) is None
     apply_all(state, fence(6))
-    assert projection.check(Kind.CURSOR, control=old.control) == Refusal("FENCED")
+    assert projection.check(Kind.CURSOR, control=old.control) == EarlyRefusal("FENCED")
     assert projection.check(Kind.CURSOR, control=new.control) is None
 
 

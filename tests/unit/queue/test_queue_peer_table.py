@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from avow.limits import PEERS_MAX
 from avow.queue.commands import PeerCommand
-from avow.queue.outcomes import Outcome
-from avow.queue.peer_table import PeerTable
+from avow.queue.entry_outcome import Outcome
+from avow.queue.metadata_state import PeerTable
 
 FOUNDERS = (1, 2, 3)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_entries import (
+from tests.unit.queue.queue_entries import (
     PROPERTY,
     TINY,
     Step,
@@ -22,9 +22,9 @@ from queue_entries import (
 )
 
 from avow.queue.commands import StageCommand, TransactionCommand, encode
+from avow.queue.entry_outcome import Outcome
 from avow.queue.ledger import Bounds
-from avow.queue.outcomes import Outcome
-from avow.queue.projection import Known, Projection, Refusal
+from avow.queue.projection import EarlyRefusal, Known, Projection
 from avow.queue.state import QueueState
 from avow.wire.messages import Entry, Kind
 
@@ -68,7 +68,7 @@ def test_of_two_writes_that_expect_the_same_end_the_second_is_refused_before_it_
     lane = Coordinator()
     assert lane.projection.check(Kind.DATA, expected=0) is None
     lane.append(data(2))
-    assert lane.projection.check(Kind.DATA, expected=0) == Refusal("NOT_EQUAL", 0, 2)
+    assert lane.projection.check(Kind.DATA, expected=0) == EarlyRefusal("NOT_EQUAL", 0, 2)
     assert lane.projection.check(Kind.DATA, expected=2) is None
     assert lane.projection.check(Kind.DATA) is None
 
@@ -86,7 +86,7 @@ def test_a_write_id_is_known_by_its_position_while_in_flight_and_by_its_outcome_
 
 def test_a_publish_is_refused_unless_its_transaction_is_staged_or_a_stage_is_in_flight() -> None:
     lane = Coordinator()
-    assert lane.projection.check(Kind.PUBLISH, control=T) == Refusal("UNKNOWN_TRANSACTION")
+    assert lane.projection.check(Kind.PUBLISH, control=T) == EarlyRefusal("UNKNOWN_TRANSACTION")
     lane.append(stage(b"t", 1))
     assert lane.projection.check(Kind.PUBLISH, control=T) is None
     lane.commit(1)
@@ -100,8 +100,8 @@ def test_a_decision_in_flight_refuses_nothing_and_a_committed_one_does() -> None
     assert lane.projection.check(Kind.PUBLISH, control=T) is None
     assert lane.projection.check(Kind.STAGE, control=encode(StageCommand(b"t", 5))) is None
     lane.commit(1)
-    assert lane.projection.check(Kind.PUBLISH, control=T) == Refusal("ALREADY_DECIDED")
-    assert lane.projection.check(Kind.STAGE, control=encode(StageCommand(b"t", 5))) == Refusal("ALREADY_DECIDED")
+    assert lane.projection.check(Kind.PUBLISH, control=T) == EarlyRefusal("ALREADY_DECIDED")
+    assert lane.projection.check(Kind.STAGE, control=encode(StageCommand(b"t", 5))) == EarlyRefusal("ALREADY_DECIDED")
     assert lane.projection.check(Kind.DISCARD, control=T) == Known(Outcome())
 
 
@@ -110,14 +110,14 @@ def test_a_committed_publish_answers_its_repetition_without_an_entry() -> None:
     lane.append(data(1), stage(b"t", 2), publish(b"t"), data(1))
     lane.commit(4)
     assert lane.projection.check(Kind.PUBLISH, control=T) == Known(Outcome("", 2, 3))
-    assert lane.projection.check(Kind.DISCARD, control=T) == Refusal("ALREADY_DECIDED", 2, 3)
+    assert lane.projection.check(Kind.DISCARD, control=T) == EarlyRefusal("ALREADY_DECIDED", 2, 3)
 
 
 def test_commands_that_no_lane_could_apply_are_refused() -> None:
     lane = Coordinator()
-    assert lane.projection.check(Kind.PUBLISH, control=b"\xc1") == Refusal("MALFORMED")
-    assert lane.projection.check(Kind.CURSOR, control=cursor("x", 4).control) == Refusal("INVALID_REQUEST")
-    assert lane.projection.check(Kind.QUEUE) == Refusal("INVALID_REQUEST")
+    assert lane.projection.check(Kind.PUBLISH, control=b"\xc1") == EarlyRefusal("MALFORMED")
+    assert lane.projection.check(Kind.CURSOR, control=cursor("x", 4).control) == EarlyRefusal("INVALID_REQUEST")
+    assert lane.projection.check(Kind.QUEUE) == EarlyRefusal("INVALID_REQUEST")
     assert lane.projection.check(Kind.NOOP) is None
 
 

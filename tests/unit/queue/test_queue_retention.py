@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_entries import PROPERTY, TINY, Step, apply_all, cursor, data, discard, publish, stage, step_lists, trim
+from tests.unit.queue.queue_entries import (
+    PROPERTY,
+    TINY,
+    Step,
+    apply_all,
+    cursor,
+    data,
+    discard,
+    publish,
+    stage,
+    step_lists,
+    trim,
+)
 
 from avow.queue.commands import RetentionRules, TrimCommand
-from avow.queue.outcomes import Outcome
+from avow.queue.entry_outcome import Outcome
 from avow.queue.retention import StoredFile, log_deletable_to, trim_proposal
 from avow.queue.state import QueueState
 

@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_entries import (
+from tests.unit.queue.queue_entries import (
     PROPERTY,
     Step,
     apply_all,

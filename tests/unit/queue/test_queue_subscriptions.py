@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_entries import PROPERTY, Step, command
+from tests.unit.queue.queue_entries import PROPERTY, Step, command
 
 from avow.queue.commands import (
     LaneCursorsCommand,
@@ -19,8 +19,8 @@ from avow.queue.commands import (
     SubscriptionAction,
     SubscriptionCommand,
 )
-from avow.queue.metadata import MetadataBounds, MetadataState
-from avow.queue.outcomes import DONE, Outcome
+from avow.queue.entry_outcome import DONE, Outcome
+from avow.queue.metadata_state import MetadataBounds, MetadataState
 from avow.queue.subscriptions import Member, Subscription, kept, lanes_of, reader_of
 from avow.wire.messages import Kind
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from queue_entries import TINY, Step, apply_all, command, data, discard, publish, stage
+from tests.unit.queue.queue_entries import TINY, Step, apply_all, command, data, discard, publish, stage
 
 from avow.queue.commands import StageCommand, TransactionCommand
-from avow.queue.outcomes import Outcome
+from avow.queue.entry_outcome import Outcome
 from avow.queue.state import QueueState
 from avow.queue.transactions import Decision
 from avow.wire.messages import Kind
@@ -26,7 +28,7 @@ def test_a_discarded_transaction_is_never_seen() -> None:
 
 
 @pytest.mark.parametrize("decide", [publish, discard])
-def test_the_same_decision_again_is_answered_like_the_first_time(decide: type[Step]) -> None:
+def test_the_same_decision_again_is_answered_like_the_first_time(decide: Callable[[bytes], Step]) -> None:
     state = QueueState()
     _, first, _, again = apply_all(state, stage(b"t", 2), decide(b"t"), data(1), decide(b"t"))
     assert first == again

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from subscription_world import (
+from tests.unit.queue.subscription_world import (
     JUMP,
     MESSAGES,
     Hold,
@@ -20,7 +20,7 @@ from subscription_world import (
     subscription_of,
 )
 
-from avow.queue.outcomes import Outcome
+from avow.queue.entry_outcome import Outcome
 from avow.queue.subscriptions import Subscription, reader_of
 
 # What happens, and how often.
@@ -36,20 +36,20 @@ def run(world: World, *, seed: int, steps: int) -> None:
         getattr(world, happening)(*random.randbytes(3))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seeds, st.integers(500, 1500))
 def test_no_version_of_a_two_phase_lane_is_committed_by_two_readers(seed: int, steps: int) -> None:
     run(TwoPhaseWorld(), seed=seed, steps=steps)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seeds, st.integers(500, 1500))
 def test_no_version_of_a_pub_sub_lane_is_committed_by_two_readers(seed: int, steps: int) -> None:
     run(PubSubWorld(), seed=seed, steps=steps)
 
 
 @pytest.mark.parametrize("kind", [TwoPhaseWorld, PubSubWorld])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seeds, st.integers(0, 300))
 def test_the_last_to_take_over_reads_everything_once_it_hears_everything(
     kind: type[World], seed: int, steps: int

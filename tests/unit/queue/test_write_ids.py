@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_entries import ORIGIN, PROPERTY, TINY, write_id
+from tests.unit.queue.queue_entries import ORIGIN, PROPERTY, TINY, write_id
 
+from avow.queue.entry_outcome import Outcome
 from avow.queue.ledger import Bounds, Ledger
-from avow.queue.outcomes import Outcome
 from avow.queue.state import QueueState
 from avow.queue.write_ids import SAMPLES_MAX, Coverage, Recent
 from avow.wire.messages import Entry, Kind

@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from avow.replication.durable import synced_receipt
 from avow.replication.effects import (
     Effects,
     LaneImage,
@@ -20,10 +21,13 @@ from avow.replication.effects import (
     SaveState,
 )
 from avow.replication.pubsub.core import PubSubCore
+from avow.replication.pubsub.roles import PubSubRoles
 from avow.replication.tuning import Tuning
-from avow.wire.messages import Kind, Message
+from avow.wire.messages import Entry, Kind, Message
 
 BEAT_S = Tuning().heartbeat_interval_s
+
+PROOF = synced_receipt(1)
 
 
 class Disk:
@@ -62,6 +66,9 @@ class Disk:
             for number, lane in self.lanes.items()
         }
 
+    def read(self, lane: int, after: int, limit: int) -> Sequence[Entry]:
+        return self.lanes[lane].entries[after : after + limit]
+
     def damage(self, lane: int, position: int) -> None:
         """Entries from `position` on cannot be read any more."""
         image = self.lanes[lane]
@@ -88,16 +95,17 @@ class Cluster:
         self,
         size: int = 3,
         *,
-        core: type[PubSubCore] = PubSubCore,
+        roles: PubSubRoles | None = None,
         tuning: Tuning | None = None,
         seed: int = 0,
         auto_sync: bool = True,
         learners: tuple[int, ...] = (),
+        reads_disks: bool = False,
     ) -> None:
         self.now = 1.0
-        self.core_class, self.tuning = core, tuning or Tuning()
+        self.roles, self.tuning = roles or PubSubRoles(), tuning or Tuning()
         self.random = random.Random(seed)
-        self.auto_sync = auto_sync
+        self.auto_sync, self.reads_disks = auto_sync, reads_disks
         self.auto_facts = self.auto_propose = True
         self.voters, self.learners = tuple(range(1, size + 1)), learners
         self.network: list[tuple[int, int, Message]] = []
@@ -117,13 +125,15 @@ class Cluster:
         """A new run: next incarnation, what the disk holds, the facts so far, and a lane of its own."""
         peer = self.peers[number]
         peer.disk.incarnation += 1
-        peer.core = self.core_class(
+        peer.core = PubSubCore(
             me=number,
             incarnation=peer.disk.incarnation,
             images=peer.disk.images(),
             rng=self.random.random,
             tuning=self.tuning,
             now=self.now,
+            read=peer.disk.read if self.reads_disks else None,
+            roles=self.roles,
         )
         peer.facts_seen = 0
         peer.core.members(self.voters, self.learners)
@@ -192,19 +202,17 @@ class Cluster:
         """Drain a core and carry out what it wants, in the order of the contract."""
         peer, core = self.peers[number], self.at(number)
         while (effects := core.drain()) is not None:
-            self.send(number, effects.sends_now)
-            if effects.ticket == 0:
-                assert not effects.persist
-                assert not effects.sends_synced
+            self.send(number, effects.sends)
+            if not effects.persist:
                 continue
             peer.unsynced.append(effects)
             if self.auto_sync:
                 self.sync(number)
-        peer.committed += core.take_committed()
-        peer.accepted += core.take_accepted()
-        peer.refused += core.take_refused()
-        peer.lost += core.take_lost()
-        self.proposals += core.take_settled()
+        peer.committed += core.notifications.take_committed()
+        peer.accepted += core.notifications.take_accepted()
+        peer.refused += core.notifications.take_refused()
+        peer.lost += core.notifications.take_lost()
+        self.proposals += core.notifications.take_settled()
         if self.proposals and self.auto_propose:
             self.commit_proposals()
 
@@ -218,17 +226,13 @@ class Cluster:
     def sync(self, number: int) -> None:
         """One sync covers everything that waits."""
         peer = self.peers[number]
-        ticket = 0
-        sends: list[tuple[int, Message]] = []
-        while peer.unsynced:
-            effects = peer.unsynced.popleft()
+        covered, peer.unsynced = list(peer.unsynced), deque()
+        for effects in covered:
             for effect in effects.persist:
                 peer.disk.apply(effect)
-            sends += effects.sends_synced
-            ticket = effects.ticket
-        self.send(number, sends)
-        if ticket:
-            self.at(number).persisted(ticket, self.now)
+        for _ in covered:
+            self.at(number).persisted(PROOF, self.now)
+        if covered:
             self.collect(number)
 
     # ------------------------------------------------------------------ what tests do
@@ -289,7 +293,7 @@ class Cluster:
     def values(self, number: int, lane: int) -> list[str]:
         """What peer `number` lets read of the lane."""
         core, values = self.at(number), list[str]()
-        while entries := core.entries(lane, after=len(values), limit=100):
+        while entries := core.retention.entries(lane, after=len(values), limit=100):
             values += [entry.batch.decode() for entry in entries]
         return values
 

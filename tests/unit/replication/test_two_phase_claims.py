@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from two_phase_hand import B1, B2, B3, VOTERS, coordinator, core, data, image_of, said, sync
+from tests.unit.replication.two_phase_hand import B1, B2, B3, VOTERS, coordinator, core, data, image_of, said, sync
 
 from avow.errors import InvalidRequest, MembershipBusy, Offline
 from avow.ids import REPAIRING, ballot_of
 from avow.replication.membership import Members, encode_members
 from avow.replication.tuning import Tuning
-from avow.replication.two_phase.claim import DONE, WAIT, Claiming
 from avow.replication.two_phase.core import COORDINATOR, FOLLOWER, TwoPhaseCore
+from avow.replication.two_phase.rules import Rules
 from avow.wire.messages import (
     Claim,
     Enqueue,
@@ -38,21 +38,32 @@ def claiming() -> TwoPhaseCore:
     return peer
 
 
-def test_a_claim_needs_a_quorum_of_undamaged_promises_and_its_own() -> None:
-    claim = Claiming(me=1, ballot=B1, freshness=(0, 0))
-    claim.promised(2, stamped=0, end=0, damaged_from=0)
-    assert claim.decide(VOTERS) == WAIT
-    claim.promised(3, stamped=REPAIRING, end=9, damaged_from=3)
-    claim.promised(1, stamped=0, end=0, damaged_from=0)
-    assert claim.decide(VOTERS) == DONE
-    assert claim.decide((1, 3)) == WAIT
+def test_a_promise_of_a_damaged_log_is_no_part_of_the_quorum() -> None:
+    claimer = claiming()
+    claimer.receive(3, Promise(claimer.promised, REPAIRING, 9, 3), 1.0)
+    assert claimer.role != COORDINATOR
+    claimer.receive(2, Promise(claimer.promised, 0, 0, 0), 1.0)
+    assert claimer.role == COORDINATOR
+
+
+def test_a_claim_waits_for_its_own_promise_to_be_synced() -> None:
+    claimer = core(1)
+    claimer.tick(1.0)
+    claimer.receive(2, ProbeAnswer(ballot_of(1, 1), False, 0), 1.0)
+    claimer.receive(2, Promise(claimer.promised, 0, 0, 0), 1.0)
+    claimer.receive(3, Promise(claimer.promised, 0, 0, 0), 1.0)
+    assert claimer.role != COORDINATOR
+    sync(claimer)
+    assert claimer.role == COORDINATOR
 
 
 def test_the_freshest_log_is_the_last_stamped_then_the_longest() -> None:
-    claim = Claiming(me=1, ballot=B3, freshness=(B1, 9))
-    claim.promised(1, stamped=B1, end=9, damaged_from=0)
-    claim.promised(2, stamped=B2, end=3, damaged_from=0)
-    assert claim.decide(VOTERS) == 2
+    rules = Rules()
+    mine = (B1, 9)
+    assert rules.donor({1: mine, 2: (B2, 3)}, me=1, ballot=B3, freshness=mine) == 2
+    assert rules.donor({1: mine, 2: (B1, 10)}, me=1, ballot=B3, freshness=mine) == 2
+    assert rules.donor({1: mine, 2: mine}, me=1, ballot=B3, freshness=mine) == 0
+    assert rules.donor({1: mine, 2: (B2, 3)}, me=1, ballot=B3, freshness=(B2, 3)) == 0  # adopted already
 
 
 def test_an_adopted_log_that_names_more_voters_asks_for_their_promises_too() -> None:
@@ -89,7 +100,7 @@ def test_a_snapshot_for_a_claim_that_was_given_up_gives_no_stamp() -> None:
     sync(claimer)
     claimer.receive(2, Install(ballot, Snapshot(8, B1, VOTERS, (), b"state"), 0, 8), 1.0)
     assert said(claimer, Ready) == []
-    assert claimer.stamped == 0
+    assert claimer.state.stamped == 0
 
 
 def test_a_claimer_that_is_far_behind_goes_on_from_the_donors_snapshot() -> None:
@@ -101,7 +112,7 @@ def test_a_claimer_that_is_far_behind_goes_on_from_the_donors_snapshot() -> None
     assert said(claimer, Fetch) == [Fetch(ballot, 8, B1)]
     claimer.receive(2, Fetched(ballot, 8, B1, (data(9, B1),), 9, 8), 1.0)
     assert claimer.role == COORDINATOR
-    assert claimer.takeover_end == 9
+    assert claimer.leadership.takeover_end == 9
 
 
 def test_a_snapshot_is_answered_with_its_own_position_and_no_more() -> None:
@@ -137,7 +148,7 @@ def test_a_single_peer_coordinates_itself() -> None:
     alone.tick(1.0)
     sync(alone)
     assert alone.role == COORDINATOR
-    alone.append(Kind.DATA, count=1, write_id=b"w" * 16)
+    alone.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
     sync(alone)
     assert alone.committed == 2
 
@@ -147,24 +158,24 @@ def test_a_single_peer_coordinates_itself() -> None:
 
 def test_membership_changes_come_one_at_a_time_and_after_an_entry_of_the_own_ballot() -> None:
     peer = coordinator()
-    with pytest.raises(MembershipBusy, match="taken over"):
-        peer.change_members(Members(VOTERS, (4,)))
+    with pytest.raises(MembershipBusy, match="coordinator is new"):
+        peer.leadership.change_members(Members(VOTERS, (4,)))
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)
-    peer.change_members(Members(VOTERS, (4,)))
+    peer.leadership.change_members(Members(VOTERS, (4,)))
     with pytest.raises(MembershipBusy, match="not committed"):
-        peer.change_members(Members(VOTERS, (4, 5)))
+        peer.leadership.change_members(Members(VOTERS, (4, 5)))
 
 
 def test_a_learner_votes_only_after_it_has_caught_up() -> None:
     peer = coordinator()
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)
-    peer.change_members(Members(VOTERS, (4,)))
+    peer.leadership.change_members(Members(VOTERS, (4,)))
     sync(peer)
     peer.receive(2, Ready(peer.promised, 2, True), 1.0)
     with pytest.raises(MembershipBusy, match="caught up"):
-        peer.change_members(Members((1, 2, 3, 4)))
+        peer.leadership.change_members(Members((1, 2, 3, 4)))
     peer.receive(4, Ready(peer.promised, 2, True), 1.0)
-    assert peer.change_members(Members((1, 2, 3, 4))) == 3
+    assert peer.leadership.change_members(Members((1, 2, 3, 4))) == 3
 
 
 @pytest.mark.parametrize(
@@ -172,7 +183,7 @@ def test_a_learner_votes_only_after_it_has_caught_up() -> None:
     [
         (Members(()), "at least one voter"),
         (Members((1, 2, 3, 4)), "learner"),
-        (Members((1,)), "one voter at a time"),
+        (Members((1,)), "only one at a time"),
         (Members(VOTERS, (3,)), "twice"),
         (Members(VOTERS, tuple(range(4, 60))), "at most"),
     ],
@@ -181,7 +192,7 @@ def test_a_membership_that_does_not_follow_is_refused_by_name(wanted: Members, w
     peer = coordinator()
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)
     with pytest.raises(InvalidRequest, match=why):
-        peer.change_members(wanted)
+        peer.leadership.change_members(wanted)
     assert peer.log.end == 1
 
 
@@ -196,24 +207,23 @@ def test_a_cut_takes_the_membership_entry_with_it() -> None:
 def test_a_coordinator_that_removed_itself_changes_nothing_more() -> None:
     peer = coordinator()
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)
-    peer.change_members(Members((2, 3)))
+    peer.leadership.change_members(Members((2, 3)))
     sync(peer)
     peer.receive(2, Ready(peer.promised, 2, True), 1.0)
     peer.receive(3, Ready(peer.promised, 2, True), 1.0)
     assert peer.committed == 2
     with pytest.raises(MembershipBusy, match="removed"):
-        peer.change_members(Members((2, 3), (1,)))
+        peer.leadership.change_members(Members((2, 3), (1,)))
 
 
 def test_only_a_coordinator_changes_members() -> None:
     with pytest.raises(Offline):
-        core(1).change_members(Members(VOTERS, (4,)))
+        core(1).leadership.change_members(Members(VOTERS, (4,)))
 
 
 def test_too_much_in_flight_is_refused() -> None:
-    peer = coordinator()
-    peer.tuning = Tuning(in_flight_entries=3)
-    peer.append(Kind.DATA, count=1, write_id=b"1" * 16)
-    peer.append(Kind.DATA, count=1, write_id=b"2" * 16)
+    peer = coordinator(tuning=Tuning(in_flight_entries=3))
+    peer.leadership.append(Kind.DATA, count=1, write_id=b"1" * 16)
+    peer.leadership.append(Kind.DATA, count=1, write_id=b"2" * 16)
     with pytest.raises(Offline, match="wait for a quorum"):
-        peer.append(Kind.DATA, count=1, write_id=b"3" * 16)
+        peer.leadership.append(Kind.DATA, count=1, write_id=b"3" * 16)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from two_phase_hand import B1, B2, B3, VOTERS, coordinator, core, data, image_of, said, sync
+from tests.unit.replication.two_phase_hand import (
+    B1,
+    B2,
+    B3,
+    PROOF,
+    VOTERS,
+    coordinator,
+    core,
+    data,
+    image_of,
+    said,
+    sync,
+)
 
 from avow.errors import DiskFull
 from avow.ids import REPAIRING
-from avow.replication.effects import SaveCut, SaveEntries, SaveState
+from avow.replication.effects import Effects, SaveCut, SaveEntries, SaveState
 from avow.replication.two_phase.core import FOLLOWER
 from avow.wire.messages import (
     Claim,
@@ -35,9 +47,10 @@ def test_nothing_that_depends_on_the_disk_leaves_before_the_sync() -> None:
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
     effects = follower.drain()
     assert effects is not None
-    assert effects.sends_now == []
-    assert effects.sends_synced == [(1, Ready(B1, 1, True))]
+    assert effects.sends == []
     assert [type(op) for op in effects.persist] == [SaveState, SaveEntries, SaveState]
+    follower.persisted(PROOF)
+    assert follower.drain() == Effects([(1, Ready(B1, 1, True))], [])
 
 
 def test_an_answer_to_a_repeated_message_waits_for_the_sync_of_the_first() -> None:
@@ -46,11 +59,9 @@ def test_an_answer_to_a_repeated_message_waits_for_the_sync_of_the_first() -> No
     follower.receive(1, enqueue, 0.0)
     follower.drain()
     follower.receive(1, enqueue, 0.0)
-    again = follower.drain()
-    assert again is not None
-    assert again.persist == []
-    assert again.ticket == 2
-    assert again.sends_now == []
+    assert follower.drain() is None
+    follower.persisted(PROOF)
+    assert follower.drain() == Effects([(1, Ready(B1, 1, True)), (1, Ready(B1, 1, True))], [])
 
 
 def test_a_lower_ballot_is_refused() -> None:
@@ -82,10 +93,10 @@ def test_the_stamp_comes_with_the_last_piece_of_the_take_over_log() -> None:
     follower = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (data(2, B1),), 3, 0), 0.0)
     assert said(follower, Ready) == [Ready(B2, 2, False)]
-    assert follower.stamped == B1
+    assert follower.state.stamped == B1
     follower.receive(2, Enqueue(B2, 2, B1, (data(3, B2),), 3, 0), 0.0)
     assert said(follower, Ready) == [Ready(B2, 3, True)]
-    assert follower.stamped == B2
+    assert follower.state.stamped == B2
 
 
 def test_the_stamp_cuts_what_lies_beyond_the_match() -> None:
@@ -133,12 +144,12 @@ def test_a_restarted_follower_with_the_stamp_follows_the_cursor_at_once() -> Non
 
 def test_the_own_copy_counts_only_when_it_is_synced() -> None:
     peer = coordinator()
-    peer.append(Kind.DATA, count=1, write_id=b"w" * 16)
+    peer.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
     effects = peer.drain()
     assert effects is not None
     peer.receive(2, Ready(peer.promised, 2, True), 1.0)
     assert peer.committed == 0 or peer.committed < 2
-    peer.persisted(effects.ticket)
+    peer.persisted(PROOF)
     assert peer.committed == 2
 
 
@@ -146,12 +157,12 @@ def test_a_peer_without_the_stamp_is_fed_but_not_counted() -> None:
     peer = coordinator(log=(data(1, 0), data(2, 0)))
     peer.receive(2, Ready(peer.promised, 3, False), 1.0)
     assert peer.committed == 0
-    assert peer.progress[2].next == 3
+    assert peer.leadership.progress[2].next == 3
 
 
 def test_a_full_disk_takes_no_entries_and_still_promises() -> None:
     follower = core(3)
-    follower.full = True
+    follower.state.disk_full(full=True)
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
     assert said(follower, Ready) == []
     follower.receive(2, Claim(B2), 0.0)
@@ -160,9 +171,9 @@ def test_a_full_disk_takes_no_entries_and_still_promises() -> None:
 
 def test_a_coordinator_with_a_full_disk_refuses_and_gives_up_its_place() -> None:
     peer = coordinator()
-    peer.full = True
+    peer.state.disk_full(full=True)
     with pytest.raises(DiskFull):
-        peer.append(Kind.DATA, count=1, write_id=b"w" * 16)
+        peer.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
     peer.receive(2, Heartbeat(0, False, 0), 1.1)
     peer.tick(1.2)
     assert peer.role == FOLLOWER
@@ -171,7 +182,7 @@ def test_a_coordinator_with_a_full_disk_refuses_and_gives_up_its_place() -> None
 def test_feeding_a_peer_that_stores_nothing_does_not_multiply_messages() -> None:
     peer = coordinator()
     for _ in range(20):
-        peer.append(Kind.DATA, count=1, write_id=b"w" * 16)
+        peer.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
     sync(peer)
     sent = 0
     for _ in range(50):
@@ -182,31 +193,31 @@ def test_feeding_a_peer_that_stores_nothing_does_not_multiply_messages() -> None
 
 def test_a_coordinator_without_fresh_heartbeats_steps_down_and_answers_its_reads() -> None:
     peer = coordinator()
-    peer.read_index(7)
+    peer.leadership.read_index(7)
     peer.tick(5.0)
     assert peer.role == FOLLOWER
-    assert peer.reads_done == [(7, -1)]
+    assert peer.leadership.reads.done == [(7, -1)]
 
 
 def test_a_read_needs_a_quorum_of_confirmations() -> None:
     peer = coordinator()
-    peer.read_index(7)
+    peer.leadership.read_index(7)
     assert said(peer, Confirm)
-    assert peer.reads_done == []
+    assert peer.leadership.reads.done == []
     peer.receive(2, Confirmed(peer.promised, 1), 1.0)
-    assert peer.reads_done == [(7, 0)]
+    assert peer.leadership.reads.done == [(7, 0)]
 
 
 def test_reads_during_a_round_share_the_next_one() -> None:
     peer = coordinator()
-    peer.read_index(1)
-    peer.read_index(2)
-    peer.read_index(3)
+    peer.leadership.read_index(1)
+    peer.leadership.read_index(2)
+    peer.leadership.read_index(3)
     sync(peer)
     peer.receive(2, Confirmed(peer.promised, 1), 1.0)
-    assert peer.reads_done == [(1, 0)]
+    assert peer.leadership.reads.done == [(1, 0)]
     peer.receive(3, Confirmed(peer.promised, 2), 1.0)
-    assert peer.reads_done == [(1, 0), (2, 0), (3, 0)]
+    assert peer.leadership.reads.done == [(1, 0), (2, 0), (3, 0)]
 
 
 def test_a_damaged_peer_says_so_in_its_promise_and_does_not_claim() -> None:
@@ -230,7 +241,7 @@ def test_a_damaged_peer_tells_the_coordinator_that_believes_it_whole() -> None:
 def test_a_damaged_peer_must_hold_again_what_it_was_counted_for() -> None:
     peer = coordinator()
     for _ in range(3):
-        peer.append(Kind.DATA, count=1, write_id=b"w" * 16)
+        peer.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
     sync(peer)
     peer.receive(2, Ready(peer.promised, 4, True), 1.0)
     peer.receive(2, Reject(peer.promised, 0, 1), 1.0)
@@ -256,7 +267,7 @@ def test_a_peer_behind_the_log_gets_the_snapshot() -> None:
     peer = coordinator()
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)
     sync(peer)
-    peer.compact(Snapshot(1, peer.promised, VOTERS, (), b"state"))
+    peer.state.compact(Snapshot(1, peer.promised, VOTERS, (), b"state"))
     sync(peer)
     sent: list[Message] = []
     for now in (1.1, 1.2, 1.3):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from two_phase_hand import B1, VOTERS, coordinator, core, data, image_of, said, sync
+from tests.unit.replication.two_phase_hand import B1, VOTERS, coordinator, core, data, image_of, said, sync
 
 from avow.errors import Offline, StorageDamaged, Trimmed
 from avow.limits import ENQUEUE_SIZE_BYTES_MAX, FRAME_SIZE_BYTES_MAX
-from avow.replication.effects import LaneImage, SaveSnapshot
-from avow.replication.tuning import Tuning
+from avow.replication.effects import SaveSnapshot
 from avow.replication.two_phase.core import TwoPhaseCore
-from avow.replication.two_phase.log import LaneLog, Read
+from avow.replication.two_phase.log import LaneLog
 from avow.wire.frames import encode
 from avow.wire.messages import (
     Enqueue,
@@ -59,23 +58,11 @@ def with_disk(count: int, *, size: int = 0) -> tuple[TwoPhaseCore, Disk]:
     """Peer 1, a coordinator whose take-over log is `count` entries, all committed and on its disk."""
     entries = [Entry(p, B1, Kind.DATA, 1, b"%016d" % p, 0, b"", b"x" * size) for p in range(1, count + 1)]
     disk = Disk(entries)
-    peer = coordinating(entries, disk.read)
+    peer = coordinator(log=tuple(entries), read=disk.read)
     peer.receive(2, Ready(peer.promised, peer.log.end, True), 1.0)
     disk.entries.append(peer.log.entry(peer.log.end))
     assert peer.committed == count + 1
     return peer, disk
-
-
-def coordinating(entries: list[Entry], read: Read) -> TwoPhaseCore:
-    image = LaneImage(stamped=0, snapshot=Snapshot(0, 0, VOTERS, (), b""), entries=list(entries))
-    peer = TwoPhaseCore(me=1, lane=1, image=image, rng=lambda: 0.5, tuning=Tuning(), now=0.0, read=read)
-    twin = coordinator()  # for the messages that make one
-    peer.role, peer.promised, peer.stamped, peer.coordinator = twin.role, twin.promised, twin.promised, 1
-    peer.persisted_stamp, peer.takeover_end = twin.promised, peer.log.end
-    peer._refresh_progress()
-    peer.append(Kind.NOOP, count=0, write_id=b"")
-    sync(peer)
-    return peer
 
 
 # ------------------------------------------------------------------ one message
@@ -90,9 +77,9 @@ def test_an_enqueue_stays_below_the_bound_of_a_frame() -> None:
             assert isinstance(message, Enqueue)
             sizes.append(frame_size(message))
             last = message.after + len(message.entries)
-            peer.receive(2, Ready(peer.promised, last, last >= peer.takeover_end), 1.0)
+            peer.receive(2, Ready(peer.promised, last, last >= peer.leadership.takeover_end), 1.0)
     assert max(sizes) <= FRAME_SIZE_BYTES_MAX
-    assert peer.progress[2].match == peer.log.end
+    assert peer.leadership.progress[2].match == peer.log.end
 
 
 def test_what_is_fetched_stays_below_the_bound_of_a_frame() -> None:
@@ -117,14 +104,14 @@ def test_an_entry_larger_than_the_bound_is_sent_alone() -> None:
 
 
 def test_bytes_that_wait_for_a_quorum_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("avow.replication.two_phase.coordinator.IN_FLIGHT_SIZE_BYTES_MAX", 100)
+    monkeypatch.setattr("avow.replication.two_phase.leadership.IN_FLIGHT_SIZE_BYTES_MAX", 100)
     peer = coordinator()
-    peer.append(Kind.DATA, count=1, write_id=b"", batch=b"x" * 101)
+    peer.leadership.append(Kind.DATA, count=1, write_id=b"", batch=b"x" * 101)
     with pytest.raises(Offline):
-        peer.append(Kind.DATA, count=1, write_id=b"", batch=b"x")
+        peer.leadership.append(Kind.DATA, count=1, write_id=b"", batch=b"x")
     sync(peer)
     peer.receive(2, Ready(peer.promised, peer.log.end, True), 1.0)
-    peer.append(Kind.DATA, count=1, write_id=b"", batch=b"x")
+    peer.leadership.append(Kind.DATA, count=1, write_id=b"", batch=b"x")
 
 
 # ------------------------------------------------------------------ one acknowledgement
@@ -135,9 +122,7 @@ def test_several_enqueues_between_two_drains_are_acknowledged_once() -> None:
     for position in (1, 2, 3):
         origin = B1 if position > 1 else 0
         follower.receive(1, Enqueue(B1, position - 1, origin, (data(position, B1),), 0, 0), 0.0)
-    effects = follower.drain()
-    assert effects is not None
-    assert effects.sends_synced == [(1, Ready(B1, 3, True))]
+    assert said(follower, Ready) == [Ready(B1, 3, True)]
 
 
 def test_a_late_repetition_takes_nothing_back() -> None:
@@ -146,9 +131,7 @@ def test_a_late_repetition_takes_nothing_back() -> None:
     follower.receive(1, first, 0.0)
     follower.receive(1, Enqueue(B1, 1, B1, (data(2, B1),), 0, 0), 0.0)
     follower.receive(1, first, 0.0)
-    effects = follower.drain()
-    assert effects is not None
-    assert effects.sends_synced == [(1, Ready(B1, 2, True))]
+    assert said(follower, Ready) == [Ready(B1, 2, True)]
 
 
 def test_the_stamp_is_told_as_of_the_last_one() -> None:
@@ -171,9 +154,7 @@ def test_two_coordinators_are_answered_apart() -> None:
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
     later = (2 << 16) + 2
     follower.receive(2, Enqueue(later, 0, 0, (data(1, later),), 0, 0), 0.0)
-    effects = follower.drain()
-    assert effects is not None
-    assert [peer for peer, message in effects.sends_synced if isinstance(message, Ready)] == [1, 2]
+    assert [peer for peer, message in sync(follower)[1] if isinstance(message, Ready)] == [1, 2]
 
 
 # ------------------------------------------------------------------ what memory keeps
@@ -181,7 +162,7 @@ def test_two_coordinators_are_answered_apart() -> None:
 
 def test_what_is_forgotten_is_fed_from_storage() -> None:
     peer, disk = with_disk(6)
-    peer.forget(5)
+    peer.state.forget(5)
     assert (peer.log.base, peer.log.end) == (5, 7)
     peer.receive(3, Reject(peer.promised, 2, 0), 1.0)
     (message,) = [m for m in said(peer, Enqueue) if isinstance(m, Enqueue) and m.after == 2]
@@ -193,7 +174,7 @@ def test_what_is_forgotten_is_fed_from_storage() -> None:
 
 def test_what_is_forgotten_is_given_to_a_claim_and_for_repair() -> None:
     peer, _ = with_disk(6)
-    peer.forget(5)
+    peer.state.forget(5)
     peer.receive(3, Fetch(0, 1, B1), 1.0)
     (message,) = said(peer, Fetched)
     assert isinstance(message, Fetched)
@@ -202,27 +183,27 @@ def test_what_is_forgotten_is_given_to_a_claim_and_for_repair() -> None:
 
 def test_nothing_is_forgotten_that_is_not_synced_here() -> None:
     peer, _ = with_disk(3)
-    position = peer.append(Kind.DATA, count=1, write_id=b"")
+    position = peer.leadership.append(Kind.DATA, count=1, write_id=b"")
     peer.drain()
     for other in (2, 3):
         peer.receive(other, Ready(peer.promised, position, True), 1.0)
     assert peer.committed == position
-    peer.forget(position)
+    peer.state.forget(position)
     assert peer.log.base == position - 1
 
 
 def test_without_a_storage_to_read_everything_is_kept() -> None:
     peer = coordinator(log=tuple(data(position, B1) for position in (1, 2, 3)))
     peer.receive(2, Ready(peer.promised, peer.log.end, True), 1.0)
-    peer.forget(3)
+    peer.state.forget(3)
     assert peer.log.base == 0
 
 
 def test_a_peer_behind_what_storage_deleted_is_given_the_snapshot() -> None:
     peer, disk = with_disk(6)
     snapshot = Snapshot(5, B1, VOTERS, (), b"state")
-    peer.compact(snapshot)
-    peer.forget(6)
+    peer.state.compact(snapshot)
+    peer.state.forget(6)
     disk.trimmed_to = 4
     peer.receive(3, Reject(peer.promised, 2, 0), 1.0)
     (message,) = said(peer, Install)
@@ -232,13 +213,13 @@ def test_a_peer_behind_what_storage_deleted_is_given_the_snapshot() -> None:
 
 def test_a_snapshot_is_asked_for_when_storage_cannot_give_what_is_needed() -> None:
     peer, disk = with_disk(6)
-    peer.forget(6)
+    peer.state.forget(6)
     disk.damaged = 4
     peer.receive(3, Reject(peer.promised, 3, 0), 1.0)
     assert said(peer, Install) == []
-    assert peer.snapshot_wanted
-    peer.compact(Snapshot(7, peer.log.origin(7), VOTERS, (), b""))
-    assert not peer.snapshot_wanted
+    assert peer.state.snapshot_wanted
+    peer.state.compact(Snapshot(7, peer.log.origin(7), VOTERS, (), b""))
+    assert not peer.state.snapshot_wanted
     installs: list[Message] = []
     for beat in range(4):  # what was not answered is sent again
         now = 1.1 + 0.1 * beat
@@ -250,14 +231,14 @@ def test_a_snapshot_is_asked_for_when_storage_cannot_give_what_is_needed() -> No
 
 def test_a_snapshot_alone_keeps_the_entries_in_memory_when_storage_can_be_read() -> None:
     peer, _ = with_disk(4)
-    peer.compact(Snapshot(3, B1, VOTERS, (), b""))
+    peer.state.compact(Snapshot(3, B1, VOTERS, (), b""))
     effects = peer.drain()
     assert effects is not None
     assert any(isinstance(operation, SaveSnapshot) for operation in effects.persist)
     assert peer.log.base == 0
-    peer.trim(3)
+    peer.state.trim(3)
     with pytest.raises(AssertionError):
-        peer.trim(4)
+        peer.state.trim(4)
 
 
 def test_forgotten_entries_are_really_let_go_of() -> None:

@@ -1,4 +1,4 @@
-"""Rows of an archive, and folders that are tables, for the tests of tables."""
+"""Rows of an archive, and helpers to write and read tables in folders."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from avow.spark.tables.opening import AnyStore, open_store
-from avow.spark.tables.ranges import LANES
 from avow.spark.tables.store import Staged
+from avow.spark.tables.tables import AnyStore, open_store
+from avow.spark.tables.version_ranges import LANES
 
 SCHEMA = pa.schema(
     [
@@ -48,13 +48,13 @@ def stage(store: AnyStore, *batches: pa.RecordBatch, version: int, app_id: str =
 
 
 def append(store: AnyStore, *batches: pa.RecordBatch, version: int, app_id: str = "query") -> bool:
-    """As Spark does it: a task for each batch, then the commit."""
+    """One task per batch, then the commit, as in Spark."""
     staged = [each for batch in batches for each in stage(store, batch, version=version, app_id=app_id)]
     return store.commit(staged, app_id=app_id, version=version)
 
 
 def versions(store: AnyStore) -> list[int]:
-    """Read from the files themselves, which is how doubled rows would show."""
+    """Reads the files themselves, so that duplicate rows would show."""
     import pyarrow.parquet as pq
 
     found: list[int] = []

@@ -1,24 +1,25 @@
-"""What an audit makes of one id, on plain counts."""
+"""How an audit judges one id, from plain counts."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from avow.spark.pipelines.audit_rules import COUNT_MAX, KINDS, Found, Signature, judge
 
 
-def kinds(**seen: int | str | None) -> list[tuple[str, str]]:
-    return [(found.kind, found.stage) for found in judge(Signature(**seen))]  # type: ignore[arg-type]
+def kinds(**seen: Any) -> list[tuple[str, str]]:
+    return [(found.kind, found.stage) for found in judge(Signature(**seen))]
 
 
-WHOLE = {"business": 1, "barrier": 1, "pledges": "succeeded", "queue": 1, "table": 1}
-NOTHING = {"business": 0, "barrier": 0, "pledges": "failed", "queue": 0, "table": 0}
+WHOLE: dict[str, Any] = {"business": 1, "barrier": 1, "pledges": "succeeded", "queue": 1, "table": 1}
+NOTHING: dict[str, Any] = {"business": 0, "barrier": 0, "pledges": "failed", "queue": 0, "table": 0}
 
 
 def test_an_id_that_is_everywhere_once_is_right() -> None:
-    assert judge(Signature(**WHOLE)) == []  # type: ignore[arg-type]
+    assert judge(Signature(**WHOLE)) == []
 
 
 def test_an_order_that_was_rolled_back_everywhere_is_right() -> None:
@@ -89,7 +90,7 @@ def test_what_is_in_the_table_and_no_longer_in_the_queue_is_told_apart() -> None
 
 def test_a_count_that_was_cut_says_so() -> None:
     (found,) = judge(Signature(queue=1, table=COUNT_MAX))
-    assert found == Found("doubled", "table", "in the table 9 times or more")
+    assert found == Found("doubled", "table", "in the table at least 9 times")
 
 
 def test_every_state_is_judged_and_only_whole_or_absent_ones_are_right() -> None:

@@ -1,4 +1,4 @@
-"""What a file may say of an audit, and what its report looks like. No JVM."""
+"""The settings of an audit in a file, and its report. No JVM."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from avow.errors import InvalidRequest
+from avow.spark.pipelines.audit import ended_status, report_cluster
 from avow.spark.pipelines.audit_inputs import PAGE_ROWS, barrier_query, query_rows
 from avow.spark.pipelines.audit_report import Finding, Report, StageCount
 from avow.spark.pipelines.audit_spec import AuditSpec, BarrierInput, id_expression
-from avow.spark.pipelines.auditing import ended_status, reports_at
 from avow.spark.pipelines.spec import Cluster
 from avow.spark.pipelines.status import Status
 
@@ -130,7 +130,7 @@ def test_a_clean_report_says_that_the_books_are_closed() -> None:
         "  queue     orders, by key         1,200         1,199\n"
         "  table     delta, by id           1,198         1,198\n"
         "  pledges: prepared 1, succeeded 1,199\n"
-        "The books are closed: nothing is lost, doubled, orphaned or undecided."
+        "The audit is clean: nothing is lost, doubled, orphaned or undecided."
     )
 
 
@@ -145,19 +145,19 @@ def test_a_report_lists_the_first_ids_of_each_finding() -> None:
         "    o-1",
         "    o-2",
         "    and 10 more",
-        "undecided (the books are not closed yet): 1 its pledge is not delivered yet",
+        "undecided (repeat the audit when these are finished): 1 its pledge is not delivered yet",
         "    o-9",
-        "The books do not close: 12 lost, 1 undecided.",
+        "The audit is not clean: 12 lost, 1 undecided.",
     ]
     assert msgspec.json.decode(msgspec.json.encode(made), type=Report) == made
 
 
 def test_an_audit_reports_to_the_cluster_it_asks_and_says_failed_when_the_books_do_not_close() -> None:
     tables = {"business": {"database": "sqlite:a", "query": "q"}, "table": {"url": "delta:t", "id": "i"}}
-    assert reports_at(AuditSpec.from_table(tables)) is None
-    assert reports_at(AuditSpec.from_table({**tables, "servers": "http://a:1"})) == Cluster(servers="http://a:1")
+    assert report_cluster(AuditSpec.from_table(tables)) is None
+    assert report_cluster(AuditSpec.from_table({**tables, "servers": "http://a:1"})) == Cluster(servers="http://a:1")
     queue = {**tables, "queue": {"name": "orders", "servers": "http://b:1", "token": "t"}}
-    assert reports_at(AuditSpec.from_table(queue)) == Cluster(servers="http://b:1", token="t")
+    assert report_cluster(AuditSpec.from_table(queue)) == Cluster(servers="http://b:1", token="t")
 
     stages = (StageCount("queue", "orders", 3, 3), StageCount("table", "delta", 2, 2))
     begun = Status(name="books", kind="audit", state="running")
@@ -165,4 +165,4 @@ def test_an_audit_reports_to_the_cluster_it_asks_and_says_failed_when_the_books_
     assert (ended.state, ended.error, ended.counts.rows, ended.counts.rows_per_s) == ("done", "", 5, 10.0)
     lost = Finding("lost", "table", "rows", 1, ("7",))
     ended = ended_status(begun, Report("books", stages, {}, (lost,)))
-    assert (ended.state, ended.error) == ("failed", "The books do not close: 1 lost.")
+    assert (ended.state, ended.error) == ("failed", "The audit is not clean: 1 lost.")

@@ -1,4 +1,4 @@
-"""Tables of the documentation name every option there is, and none that is not."""
+"""The tables in the documentation list exactly the existing options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from avow.spark import options, sink_options
+from avow.spark.sink import options as sink_options
+from avow.spark.source import options
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "spark.md"
 

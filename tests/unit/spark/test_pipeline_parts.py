@@ -1,4 +1,4 @@
-"""What pipelines decide without Spark: how far to trim, what to replay, what to count, what to say."""
+"""The parts of pipelines without Spark: how far to trim, what to replay, counts, output."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from avow.cli.pipeline_view import Lines, as_object, line
+from avow.cli.pipeline import Lines, as_object, line
 from avow.errors import Refused, UnknownQueue
+from avow.spark.pipelines.archive_pipeline import LaneEnds, next_versions, safe_ends
 from avow.spark.pipelines.failures import cause_of
 from avow.spark.pipelines.metrics import served
 from avow.spark.pipelines.progress import Counts, counted
-from avow.spark.pipelines.replaying import condition, name_of
+from avow.spark.pipelines.replay_pipeline import condition, name_of
 from avow.spark.pipelines.spec import ReplaySpec, Sink, Source
 from avow.spark.pipelines.status import Status, is_locked, locked, read_status, write_status
-from avow.spark.pipelines.trimming import LaneEnds, next_versions, safe_ends
-from avow.spark.tables.ranges import Range
+from avow.spark.tables.version_ranges import Range
 
 
 def held(first: int, last: int, rows: int | None = None, lane: int = 0) -> Range:
@@ -114,7 +114,7 @@ def test_a_status_tells_whether_its_run_lives(tmp_path: Path) -> None:
         assert is_locked(folder)
         found = read_status(folder, name="p", kind="archive")
         assert (found.state, found.rows) == ("running", 7)
-        with pytest.raises(Refused, match="runs already"), locked(folder):
+        with pytest.raises(Refused, match="is already running"), locked(folder):
             pass
     assert read_status(folder, name="p", kind="archive").state == "died"
 

@@ -1,4 +1,4 @@
-"""Pipelines' files: what they become, and that every mistake is named with its place."""
+"""Files of pipelines: their values, and that every mistake is reported with its place."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from avow.errors import InvalidRequest
+from avow.spark.pipelines.inputs import stream_options
+from avow.spark.pipelines.result_rows import check_result
 from avow.spark.pipelines.row_function import load_function
-from avow.spark.pipelines.shaping import check_result
-from avow.spark.pipelines.sources import stream_options
 from avow.spark.pipelines.spec import LOCAL_SERVERS, ArchiveSpec, ReplaySpec, TransformSpec, parse_spec, read_spec
 
 ARCHIVE = """
@@ -107,19 +107,23 @@ def test_a_replay_has_a_range_and_a_filter(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ('kind = "archive"', "", ["kind: is missing"]),
-        ('kind = "archive"', 'kind = "achive"', ["kind: is one of archive, transform, replay"]),
-        ("trim = true\n", "", ["keep: means nothing without trim = true"]),
-        ("trim = true", "trimm = true", ["trimm: means nothing; did you mean trim?"]),
-        ("trim = true", 'trim = "yes"', ["trim: is true or false, not 'yes'"]),
-        ("keep = 100", "keep = -1", ["keep: is a whole number from 0, not -1"]),
+        ('kind = "archive"', 'kind = "achive"', ["kind: must be one of archive, transform, replay"]),
+        ("trim = true\n", "", ["keep: has no effect without trim = true"]),
+        ("trim = true", "trimm = true", ["trimm: is unknown; did you mean trim?"]),
+        ("trim = true", 'trim = "yes"', ["trim: must be true or false, not 'yes'"]),
+        ("keep = 100", "keep = -1", ["keep: must be a whole number from 0, not -1"]),
         ('queue = "orders"', "", ["[source] queue or queues or pattern: is missing"]),
-        ('queue = "orders"', 'queue = "a"\nqueues = ["b"]', ["[source] queue and queues: contradict each other"]),
-        ("batch_rows = 5000", 'start = "yesterday"', ["[source] start: is earliest, or latest, or a time"]),
-        ("batch_rows = 5000", "start = 7", ["[source] start: is earliest"]),
-        ('"delta:tables/orders"', '"postgresql://u@h/d?table=t"', ["table: of an archive is delta:PATH or parquet:"]),
-        ('"delta:tables/orders"', '"csv:here"', ["table: ", "unknown kind (csv)"]),
-        ("[source]", "[sauce]", ["[source]: is missing", "sauce: means nothing; did you mean source?"]),
-        ("keep = 100", "keep = true\nevery = 5", ["keep: is a whole", "every: is a text, not 5"]),
+        ('queue = "orders"', 'queue = "a"\nqueues = ["b"]', ["[source] queue and queues: exclude each other"]),
+        ("batch_rows = 5000", 'start = "yesterday"', ["[source] start: must be earliest, or latest, or a time"]),
+        ("batch_rows = 5000", "start = 7", ["[source] start: must be earliest"]),
+        (
+            '"delta:tables/orders"',
+            '"postgresql://u@h/d?table=t"',
+            ["table: of an archive must be delta:PATH or parquet:"],
+        ),
+        ('"delta:tables/orders"', '"csv:here"', ["table: ", "unknown kind 'csv'"]),
+        ("[source]", "[sauce]", ["[source]: is missing", "sauce: is unknown; did you mean source?"]),
+        ("keep = 100", "keep = true\nevery = 5", ["keep: must be a whole", "every: must be a text, not 5"]),
     ],
 )
 def test_mistakes_are_named_with_their_places(tmp_path: Path, old: str, new: str, said: list[str]) -> None:
@@ -132,17 +136,17 @@ def test_mistakes_are_named_with_their_places(tmp_path: Path, old: str, new: str
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("sql =", "python =", "python: is module:function, not 'SELECT * FROM source'"),
+        ("sql =", "python =", "python: must be module:function, not 'SELECT * FROM source'"),
         ('sql = "SELECT * FROM source"', "", "sql or python or row: is missing"),
         ('sql = "SELECT * FROM source"', 'row = "m:f"', "columns: is missing"),
-        ("sql =", 'columns = "id long"\nsql =', "columns: is for row"),
-        ('table = "parquet:/data/prices"', 'queue = "a"', "[sink] queue: is 'a', which is read"),
-        ('table = "parquet:/data/prices"', 'queue = "c"', "[sink] partition_by: is for a table"),
-        ('sql = "', 'dead_letters = "b"\nsql = "', "dead_letters: is a queue of its own"),
-        ("/var/lib/prices", "s3://bucket/x", "checkpoint: is a folder that this machine sees"),
+        ("sql =", 'columns = "id long"\nsql =', "columns: is only for row"),
+        ('table = "parquet:/data/prices"', 'queue = "a"', "[sink] queue: is 'a', which is also the source"),
+        ('table = "parquet:/data/prices"', 'queue = "c"', "[sink] partition_by: is only for a table"),
+        ('sql = "', 'dead_letters = "b"\nsql = "', "dead_letters: must be a separate queue"),
+        ("/var/lib/prices", "s3://bucket/x", "checkpoint: must be a local folder"),
         ("queues =", 'table = "postgresql://u@h/d?table=t"\nnames =', "[source] run: is missing"),
-        ('master = "local[2]"', 'log = "LOUD"', "[spark] log: is one of OFF"),
-        ("start = 2026-01-31T08:00:00Z", "start = { 0 = 1 }", "[source] start: is earliest"),
+        ('master = "local[2]"', 'log = "LOUD"', "[spark] log: must be one of OFF"),
+        ("start = 2026-01-31T08:00:00Z", "start = { 0 = 1 }", "[source] start: must be earliest"),
     ],
 )
 def test_contradictions_of_a_transform_are_named(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -153,14 +157,14 @@ def test_contradictions_of_a_transform_are_named(tmp_path: Path, old: str, new: 
 def test_a_file_that_is_missing_or_no_toml_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         read_spec(tmp_path / "nowhere.toml")
-    assert "is no TOML" in mistakes(tmp_path, "kind = ")
+    assert "is not valid TOML" in mistakes(tmp_path, "kind = ")
 
 
 def test_columns_of_the_pipeline_go_with_dead_letters(tmp_path: Path) -> None:
     check_result(["value", "_error", "_value"], dead_letters="dead")
     for columns, dead, said in (
         (["value"], "dead", "no column _error"),
-        (["value", "_error"], "", "set dead_letters"),
+        (["value", "_error"], "", "Set dead_letters"),
         (["value", "_eror"], "dead", "_eror"),
     ):
         with pytest.raises(InvalidRequest, match=said):
@@ -170,7 +174,11 @@ def test_columns_of_the_pipeline_go_with_dead_letters(tmp_path: Path) -> None:
 def test_a_function_is_loaded_from_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "prices_of_test.py").write_text("def twice(message):\n    return message * 2\nnumber = 7\n")
     assert load_function("prices_of_test:twice", str(tmp_path))(4) == 8
-    for name, said in (("prices_of_test:number", "no function"), ("prices_of_test:x", "x"), ("no_such:x", "no_such")):
+    for name, said in (
+        ("prices_of_test:number", "not a function"),
+        ("prices_of_test:x", "x"),
+        ("no_such:x", "no_such"),
+    ):
         with pytest.raises(InvalidRequest, match=said):
             load_function(name, str(tmp_path))
 
@@ -186,11 +194,11 @@ def test_a_pipeline_reports_where_it_knows_a_cluster_unless_it_is_told_not_to(tm
 
     def where(found: dict[str, Any], **more: Any) -> str | None:
         spec = parse_spec({**found, **more}, file=tmp_path / "x.toml", environment={})
-        return spec.report if spec.reports_at is not None else None
+        return spec.report if spec.report_cluster is not None else None
 
     assert where(of_queue) == where(of_tables, servers="http://a:1") == "avow.pipelines"
     assert where(of_queue, report="elsewhere") == "elsewhere"
     assert where(of_tables) is None
     assert where(of_queue, report="") is None
-    with pytest.raises(InvalidRequest, match="report: is a text"):
+    with pytest.raises(InvalidRequest, match="report: must be a text"):
         where(of_queue, report=3)

@@ -1,4 +1,4 @@
-"""What tasks tell the driver, and what it refuses before anything is sent."""
+"""The messages from tasks to the driver, and what the driver refuses before anything is sent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from avow import limits
 from avow.errors import InvalidRequest, TooMany
-from avow.spark.sink import Staged, batch_writer, parts_of, publish, stream_writer
-from avow.spark.sink_options import SinkOptions
+from avow.spark.sink.options import SinkOptions
+from avow.spark.sink.writers import Staged, batch_writer, parts_of, publish, stream_writer
 
 NOBODY = {"servers": "http://127.0.0.1:9", "topic": "orders"}  # never asked in these tests
 VALUE = StructType([StructField("value", BinaryType())])
@@ -48,7 +48,7 @@ def test_overwriting_is_refused_with_the_mode_to_use() -> None:
 
 def test_a_batch_is_not_committed_under_another_number() -> None:
     writer = stream_writer(NOBODY, VALUE, False)
-    with pytest.raises(InvalidRequest, match="batch 8 ends"):
+    with pytest.raises(InvalidRequest, match="batch 8 is committed"):
         writer.commit([Staged("stream:q:7", 1, {"orders": {0: 1}})], 8)
 
 

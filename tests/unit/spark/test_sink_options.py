@@ -1,11 +1,11 @@
-"""Options of a write: what may be said, and that what may not be is named."""
+"""Options of a write: valid ones, and that invalid ones are named."""
 
 from __future__ import annotations
 
 import pytest
 
 from avow.errors import InvalidRequest
-from avow.spark.sink_options import STAGE_DEADLINE_S, SinkOptions, read_options
+from avow.spark.sink.options import STAGE_DEADLINE_S, SinkOptions, read_options
 
 SERVERS = {"servers": "http://127.0.0.1:7401"}
 
@@ -34,8 +34,8 @@ def test_what_spark_hands_on_by_itself_is_let_through() -> None:
         ({**SERVERS, "path": "/somewhere"}, "path"),
         ({**SERVERS, "txnAppId": "nightly"}, "both or none"),
         ({**SERVERS, "txnVersion": "1"}, "both or none"),
-        ({**SERVERS, "txnAppId": "nightly", "txnVersion": "one"}, "txnVersion is a number"),
-        ({**SERVERS, "txnAppId": "nightly", "txnVersion": "-1"}, "txnVersion is a number"),
+        ({**SERVERS, "txnAppId": "nightly", "txnVersion": "one"}, "txnVersion must be a number"),
+        ({**SERVERS, "txnAppId": "nightly", "txnVersion": "-1"}, "txnVersion must be a number"),
         ({**SERVERS, "txnAppId": "n" * 151, "txnVersion": "1"}, "txnAppId"),
         ({**SERVERS, "txnAppId": "a\nb", "txnVersion": "1"}, "txnAppId"),
         ({**SERVERS, "topic": ""}, "topic"),
@@ -52,5 +52,5 @@ def test_what_is_wrong_is_named_and_nothing_is_written(given: dict[str, str], na
 
 
 def test_a_stream_has_its_names_from_its_checkpoint() -> None:
-    with pytest.raises(InvalidRequest, match="txnAppId and txnVersion name a batch write"):
+    with pytest.raises(InvalidRequest, match="txnAppId and txnVersion are for batch writes"):
         read_options({**SERVERS, "txnAppId": "nightly", "txnVersion": "1"}, streaming=True)

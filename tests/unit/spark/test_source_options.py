@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from avow.errors import InvalidRequest
-from avow.spark.options import EARLIEST, LATEST, Bound, batch_options, include_headers, stream_options
+from avow.spark.source.options import EARLIEST, LATEST, Bound, batch_options, include_headers, stream_options
 
 PLAIN = {"servers": "http://127.0.0.1:7401", "subscribe": "orders"}
 

@@ -1,17 +1,18 @@
-"""How far a batch goes and how it is cut: never above the limit, nothing skipped, nobody starved."""
+"""The end of a batch and its partitions: never above the limit, nothing skipped, no lane starved."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TypeAlias
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avow.spark.offsets import Progress
-from avow.spark.planning import (
-    Gone,
+from avow.spark.source.offsets import Progress
+from avow.spark.source.planning import (
     LaneRange,
     LaneState,
+    VanishedLane,
     advanced,
     cut,
     limited,
@@ -21,6 +22,7 @@ from avow.spark.planning import (
     waiting_rows,
 )
 
+Waiting: TypeAlias = dict[tuple[str, int], int]
 WAITING = st.dictionaries(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 9)), st.integers(1, 10**9), max_size=12)
 
 
@@ -32,20 +34,20 @@ def state(lane: int, *, first: int = 1, next: int, ended: bool = False) -> LaneS
 
 
 @given(WAITING, st.integers(1, 10**9), st.integers(0, 100))
-def test_shares_use_the_limit_and_never_exceed_it_or_what_waits(waiting, rows, turn) -> None:
+def test_shares_use_the_limit_and_never_exceed_it_or_what_waits(waiting: Waiting, rows: int, turn: int) -> None:
     shares = share(waiting, rows, turn=turn)
     assert sum(shares.values()) == min(rows, sum(waiting.values()))
     assert all(0 < shares[key] <= waiting[key] for key in shares)
 
 
 @given(WAITING, st.integers(1, 10**9))
-def test_every_lane_that_waits_gets_something_if_the_limit_has_room_for_all(waiting, rows) -> None:
+def test_every_lane_that_waits_gets_something_if_the_limit_has_room_for_all(waiting: Waiting, rows: int) -> None:
     if rows >= len(waiting):
         assert share(waiting, rows).keys() == waiting.keys()
 
 
 @given(WAITING, st.integers(12, 10**9))
-def test_shares_are_in_proportion_to_what_waits(waiting, rows) -> None:
+def test_shares_are_in_proportion_to_what_waits(waiting: Waiting, rows: int) -> None:
     shares, total = share(waiting, rows), sum(waiting.values())
     if total > rows:
         for key, waits in waiting.items():
@@ -53,7 +55,7 @@ def test_shares_are_in_proportion_to_what_waits(waiting, rows) -> None:
 
 
 @given(st.integers(2, 12), st.integers(1, 11))
-def test_lanes_take_turns_when_a_limit_has_not_room_for_all(lanes, rows) -> None:
+def test_lanes_take_turns_when_a_limit_has_not_room_for_all(lanes: int, rows: int) -> None:
     progress = Progress({"q": dict.fromkeys(range(lanes), 1)})
     states = [state(lane, next=1_000) for lane in range(lanes)]
     for _ in range(lanes):
@@ -62,7 +64,7 @@ def test_lanes_take_turns_when_a_limit_has_not_room_for_all(lanes, rows) -> None
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100)), min_size=1, max_size=6), st.integers(1, 40))
-def test_batches_under_a_limit_read_every_version_once(lanes, rows) -> None:
+def test_batches_under_a_limit_read_every_version_once(lanes: list[tuple[int, int]], rows: int) -> None:
     states = [state(number, first=first, next=first + more) for number, (first, more) in enumerate(lanes)]
     at = Progress({"q": {one.lane: one.first for one in states}})
     seen: list[LaneRange] = []
@@ -116,8 +118,8 @@ def test_an_ended_lane_that_was_read_whole_may_vanish_and_is_not_read_again() ->
 
 def test_a_lane_that_vanishes_before_it_was_read_whole_is_told() -> None:
     _, gone = advanced(Progress({"q": {3: 5}}), [])
-    assert gone == [Gone("q", 3, 5)]
-    assert "read up to 4" in str(gone[0])
+    assert gone == [VanishedLane("q", 3, 5)]
+    assert "versions after 4 (the lane no longer exists)" in str(gone[0])
 
 
 def test_a_lane_read_in_part_is_not_whole_when_it_ends() -> None:
@@ -140,7 +142,9 @@ RANGES = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**5)), max_s
 
 
 @given(RANGES, st.none() | st.integers(1, 50), st.none() | st.integers(1_000, 10**6))
-def test_partitions_cover_the_ranges_exactly_and_keep_to_the_options(ranges, least, most) -> None:
+def test_partitions_cover_the_ranges_exactly_and_keep_to_the_options(
+    ranges: list[LaneRange], least: int | None, most: int | None
+) -> None:
     pieces = cut(ranges, min_partitions=least, rows_max=most)
     for one in ranges:
         own = [piece for piece in pieces if piece.lane == one.lane]

@@ -1,31 +1,33 @@
-"""Batches as rows with Kafka's columns: over the same bytes, to the schema that was asked for."""
+"""Batches as rows with Kafka's columns: without copies, in the requested schema."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from avow.client.reading import ReadBatch
+from avow.client.reader import ReadBatch
 from avow.errors import InvalidRequest
-from avow.spark.rows import COLUMNS, HEADERS, JOIN_ROWS, TYPES, LaneRows, check_schema, joined
+from avow.spark.source.rows import COLUMNS, HEADERS, JOIN_ROWS, TYPES, LaneRows, check_schema, joined
 from avow.wire.batch import encode_batch
 from avow.wire.ranges import Range
 
 FULL = pa.schema([pa.field(name, TYPES[name]) for name in (*COLUMNS, HEADERS)])
 
 
-def batch(values, *, first: int = 1, offset: int = 0, count: int | None = None, **columns) -> ReadBatch:
+def batch(values: Any, *, first: int = 1, offset: int = 0, count: int | None = None, **columns: Any) -> ReadBatch:
     record = memoryview(encode_batch(values, created_ms=1_700_000_000_000, **columns))
     return ReadBatch(Range(7, first, offset, len(values) - offset if count is None else count, record))
 
 
-def rows_of(*batches: ReadBatch, schema: pa.Schema = FULL) -> list[dict]:
+def rows_of(*batches: ReadBatch, schema: pa.Schema = FULL) -> list[dict[str, Any]]:
     found = LaneRows(schema, queue="orders", lane=7).record_batch(batches)
     found.validate(full=True)
     assert found.schema.equals(schema)
-    return found.to_pylist()
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
 
 
 def test_a_row_has_kafkas_columns() -> None:
@@ -101,7 +103,7 @@ def test_a_schema_chooses_columns_in_any_order_and_may_say_not_null() -> None:
     [
         (pa.field("price", pa.int64()), "no column 'price'"),
         (pa.field("value", pa.string()), "binary, not string"),
-        (pa.field("key", pa.binary(), nullable=False), "'key' of the source avow has nulls"),
+        (pa.field("key", pa.binary(), nullable=False), "'key' of the source avow may be null"),
     ],
 )
 def test_a_schema_that_is_not_this_sources_is_refused_by_name(field: pa.Field, said: str) -> None:
@@ -113,7 +115,7 @@ def test_a_schema_that_is_not_this_sources_is_refused_by_name(field: pa.Field, s
 
 def test_a_header_name_that_is_not_utf_8_is_shown_as_such() -> None:
     names = pa.array([b"\xffa"], pa.binary())
-    from avow.spark.rows import _text
+    from avow.spark.source.rows import _text
 
     assert _text(names).to_pylist() == ["�a"]
 

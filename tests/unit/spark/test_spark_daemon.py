@@ -1,4 +1,4 @@
-"""Which PySpark a worker takes: the compiled one, unless it is another than Spark's own."""
+"""The PySpark that a worker imports: the compiled one, unless it differs from Spark's own."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ def test_the_table_of_a_database_is_taken_out_of_its_url() -> None:
         ("mysql://host/db", "mysql"),
         ("delta:s3://bucket/t", "s3"),
         ("delta:", "no path"),
-        ("/nowhere/at/all", "kind must be said"),
+        ("/nowhere/at/all", "must name the kind"),
         ("postgresql://me:word@host/db", r"\?table=schema.name"),
         ("postgresql://host/db?table=a.b.c", "a.b.c"),
-        ("postgresql://host/db?table=.c", "no name of a table"),
+        ("postgresql://host/db?table=.c", "not a valid table name"),
     ],
 )
 def test_an_error_names_what_is_wrong_with_a_url(url: str, told: str) -> None:

@@ -13,8 +13,8 @@ from tests.unit.spark.table_rows import append, archive, rows, stage, versions
 
 from avow.errors import InvalidRequest, Refused, Unknown
 from avow.spark.tables.delta import DeltaStore
-from avow.spark.tables.opening import open_store
-from avow.spark.tables.ranges import archived_ends
+from avow.spark.tables.tables import open_store
+from avow.spark.tables.version_ranges import archived_ends
 
 
 def delta(folder: Path) -> DeltaStore:
@@ -111,9 +111,9 @@ def kind_of(values: list[Any]) -> pa.DataType:
 
 
 def test_other_readers_find_rows_by_any_column(tmp_path: Path) -> None:
-    """What is written of a column's least and greatest decides which files a filter looks into."""
+    """The stored minimum and maximum of a column decide which files a filter reads."""
     at = datetime(2026, 11, 15, 1, 2, 3, 123_456, tzinfo=UTC)
-    columns = {
+    columns: dict[str, list[Any]] = {
         "number": [1, 2, None],
         "text": ["a", "b" * 200, None],
         "at": [at, at, None],

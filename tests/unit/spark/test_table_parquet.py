@@ -1,4 +1,4 @@
-"""The order of a commit's steps: kill -9 after each of them, then what the next driver finds."""
+"""The steps of a commit: kill -9 after each of them, then a commit by the next driver."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from tests.unit.spark.table_rows import append, archive, rows, stage, versions
 
 from avow.errors import StorageDamaged, Unknown
-from avow.spark.tables import manifests
+from avow.spark.tables import parquet
 from avow.spark.tables.parquet import ParquetStore
-from avow.spark.tables.ranges import archived_ends
 from avow.spark.tables.store import Staged
+from avow.spark.tables.version_ranges import archived_ends
 
 
-def parquet(folder: Path) -> ParquetStore:
+def parquet_store(folder: Path) -> ParquetStore:
     store = archive("parquet", folder)
     assert isinstance(store, ParquetStore)
     return store
@@ -30,7 +30,7 @@ def staged_halves(store: ParquetStore, *, version: int) -> list[Staged]:
 
 
 def killed_after(store: ParquetStore, staged: list[Staged], *, version: int, steps: int) -> bool:
-    """A process of its own commits and dies after that many steps; False if it came to the end."""
+    """A child process commits and is killed after that many steps; False if it finished."""
     child = os.fork()
     if child == 0:
         walk = store.commit_steps(staged, app_id="query", version=version)
@@ -45,17 +45,17 @@ def killed_after(store: ParquetStore, staged: list[Staged], *, version: int, ste
 
 
 def plainly_read(folder: Path) -> list[int]:
-    """As any reader of Parquet folders does: names with _ or . in front are not looked at."""
+    """Reads like any reader of Parquet folders, which ignores names that begin with _ or a dot."""
     found: list[int] = ds.dataset(folder, format="parquet", partitioning="hive").to_table().column("offset").to_pylist()
     return sorted(found)
 
 
 def commits_cut_short(folder: Path) -> list[tuple[ParquetStore, Path]]:
     """A table for each number of steps after which the commit of batch 1 can be killed."""
-    tables = []
+    tables: list[tuple[ParquetStore, Path]] = []
     for steps in range(100):
         place = folder / str(steps)
-        store = parquet(place)
+        store = parquet_store(place)
         append(store, rows(1, 10), version=0)
         if not killed_after(store, staged_halves(store, version=1), version=1, steps=steps):
             return tables
@@ -95,7 +95,7 @@ def test_a_later_batch_finishes_what_a_killed_commit_began(tmp_path: Path) -> No
 
 
 def test_what_attempts_left_is_swept_by_the_next_commit(tmp_path: Path) -> None:
-    store = parquet(tmp_path)
+    store = parquet_store(tmp_path)
     for version in range(3):
         staged_halves(store, version=version)
         assert store.commit(staged_halves(store, version=version), app_id="query", version=version)
@@ -107,8 +107,8 @@ def test_what_attempts_left_is_swept_by_the_next_commit(tmp_path: Path) -> None:
 def test_many_manifests_become_one_and_every_kill_between_is_harmless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifests, "MANIFESTS_MAX", 4)
-    store = parquet(tmp_path)
+    monkeypatch.setattr(parquet, "MANIFESTS_MAX", 4)
+    store = parquet_store(tmp_path)
     version, steps = 0, 0
     while version < 24:
         cut = killed_after(store, staged_halves(store, version=version), version=version, steps=steps % 12)
@@ -122,19 +122,19 @@ def test_many_manifests_become_one_and_every_kill_between_is_harmless(
 
 
 def test_a_commit_whose_files_were_swept_is_not_half_done(tmp_path: Path) -> None:
-    store = parquet(tmp_path)
+    store = parquet_store(tmp_path)
     late = staged_halves(store, version=1)
     append(store, rows(1, 10), version=0)
     for each in late[1:]:
         (tmp_path / "_avow" / "staged" / "app-query" / f"{1:020d}" / each.place).unlink()
-    with pytest.raises(Unknown, match="is gone"):
+    with pytest.raises(Unknown, match="no longer exists"):
         store.commit(late, app_id="query", version=1)
     assert versions(store) == list(range(1, 11))
     assert store.committed("query") == 0
 
 
 def test_a_committed_file_that_is_gone_is_told(tmp_path: Path) -> None:
-    store = parquet(tmp_path)
+    store = parquet_store(tmp_path)
     append(store, rows(1, 10), version=0)
     (lost,) = store.files()
     os.unlink(lost)
@@ -143,7 +143,7 @@ def test_a_committed_file_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    store = parquet(tmp_path)
+    store = parquet_store(tmp_path)
     append(store, rows(1, 10), version=0)
     (manifest,) = (tmp_path / "_avow" / "committed").rglob("*.json")
     manifest.write_bytes(b"{")

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from avow.errors import FolderUnusable, StorageDamaged
-from avow.storage.folder import open_folder
+from avow.storage.data_folder import open_folder
 
 CLUSTER, PEER, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
 
@@ -31,7 +31,7 @@ def test_a_folder_of_another_peer_or_cluster_is_refused_and_says_whose_it_is(
 
 
 def test_an_emptied_folder_is_refused_to_the_peer_that_had_it(tmp_path: Path) -> None:
-    with pytest.raises(FolderUnusable, match="may not vote again"):
+    with pytest.raises(FolderUnusable, match="must not vote again"):
         open_folder(tmp_path, cluster=CLUSTER, peer=PEER)
 
 
@@ -43,7 +43,7 @@ def test_a_folder_with_files_and_without_an_identity_is_not_taken_for_a_new_one(
 
 
 def test_a_missing_folder_is_refused_unless_a_new_one_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(FolderUnusable, match="no folder"):
+    with pytest.raises(FolderUnusable, match="does not exist"):
         open_folder(tmp_path / "missing", cluster=CLUSTER, peer=PEER)
 
 
@@ -65,7 +65,8 @@ def test_any_changed_bit_in_one_identity_file_is_reported_and_the_copy_used(tmp_
 def test_a_folder_in_use_by_another_process_is_refused_until_that_one_ends(tmp_path: Path) -> None:
     open_folder(tmp_path, cluster=CLUSTER, peer=PEER, create=True).close()
     script = (
-        "import sys; from pathlib import Path; from uuid import UUID; from avow.storage.folder import open_folder\n"
+        "import sys; from pathlib import Path; from uuid import UUID\n"
+        "from avow.storage.data_folder import open_folder\n"
         "folder = open_folder(Path(sys.argv[1]), cluster=UUID(int=1), peer=UUID(int=2))\n"
         "sys.stdout.write('ready\\n'); sys.stdout.flush(); sys.stdin.read()"
     )

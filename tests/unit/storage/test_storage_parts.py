@@ -10,15 +10,14 @@ import pytest
 from avow.errors import StorageDamaged
 from avow.storage import checked
 from avow.storage.files import DiskFiles, Files, fill_with_zeros, read_whole, write_whole
-from avow.storage.index import Index
-from avow.storage.powercut import RecordedFiles
-from avow.storage.records import HEADER_BYTES, TAIL, WalKind, encode, header_at
-from avow.storage.room import Room
-from avow.storage.segments import LaneFiles
-from avow.storage.state import LaneState
+from avow.storage.lane_state import LaneState
+from avow.storage.segments import Index, LaneFiles
+from avow.storage.space_reserve import SpaceReserve
 from avow.storage.wal import fill_slot
+from avow.storage.wal_records import HEADER_BYTES, TAIL, WalKind, encode, header_at
 from avow.wire.messages import Entry, Kind
 from avow.wire.record import pack_entry
+from avow_lab.simulator.power_cut import RecordedFiles
 
 
 def packed(first: int, last: int, *, size: int = 20) -> list[bytes]:
@@ -116,7 +115,8 @@ def test_files_roll_over_and_read_as_one() -> None:
 
 def test_places_name_the_bytes_of_each_record_and_which_files_are_full(tmp_path: Path) -> None:
     (tmp_path / "lanes").mkdir()
-    lane = LaneFiles(DiskFiles(tmp_path), 1, segment_size_bytes=400, index_interval_bytes=150, report=[].append)
+    damage: list[StorageDamaged] = []
+    lane = LaneFiles(DiskFiles(tmp_path), 1, segment_size_bytes=400, index_interval_bytes=150, report=damage.append)
     assert lane.reachable
     for first in range(1, 20, 2):
         append(lane, first, first + 1)
@@ -274,14 +274,14 @@ def test_a_full_recorded_disk_writes_what_fits_and_then_says_so() -> None:
 
 def test_room_counts_what_was_accepted_and_is_not_written_yet() -> None:
     files = RecordedFiles(capacity_bytes=100)
-    room = Room(files, reserved_bytes=20)
-    assert room.claim(50)
-    assert not room.claim(40)
-    assert room.full
-    assert room.claim_margin(40)
+    reserve = SpaceReserve(files, reserved_bytes=20)
+    assert reserve.claim(50)
+    assert not reserve.claim(40)
+    assert reserve.full
+    assert reserve.claim_margin(40)
     fill_with_zeros(files, "x", size=30)
-    room.settled(30)
-    assert not room.claim(1)
+    reserve.applied(30)
+    assert not reserve.claim(1)
     files.remove("x")
-    assert room.claim(15)
-    assert not room.full
+    assert reserve.claim(15)
+    assert not reserve.full

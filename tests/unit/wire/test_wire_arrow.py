@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_material import BATCHES
+from tests.unit.wire.wire_material import BATCHES
 
 from avow.errors import InvalidRequest, TooLarge, TooShort
 from avow.limits import BATCH_COUNT_MAX, MESSAGE_SIZE_BYTES_MAX
@@ -25,7 +25,7 @@ def addresses(column: pa.Array) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("container", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("columns", [(), ("keys",), ("keys", "headers", "times")])
 def test_no_byte_of_a_record_is_copied(container: Any, columns: tuple[str, ...]) -> None:
-    every = {"keys": [b"k", None] * 50, "headers": [[("n", b"v")]] * 100, "times": list(range(100))}
+    every: dict[str, Any] = {"keys": [b"k", None] * 50, "headers": [[("n", b"v")]] * 100, "times": list(range(100))}
     record = container(encode_batch([b"value"] * 100, **{name: every[name] for name in columns}))
     memory = pa.py_buffer(record)
     arrow = to_arrow(record)
@@ -60,7 +60,7 @@ def test_arrow_shows_what_the_client_encoded(messages: Messages, compression: st
 def test_a_slice_of_an_arrow_batch_encodes_as_its_rows_would(messages: Messages, first: int, count: int) -> None:
     if messages["keys"] and not any(key is not None for key in messages["keys"][first : first + count]):
         messages["keys"] = None  # a column of nulls is not written
-    part = {name: None if column is None else column[first : first + count] for name, column in messages.items()}
+    part: dict[str, Any] = {name: column and column[first : first + count] for name, column in messages.items()}
     arrow = to_arrow(encode_batch(**messages)).slice(first, count)
     record = from_arrow(arrow, write_id=b"w" * 16, created_ms=5)
     batch = check(record)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_material import BATCHES, WRITE_ID, messages_of
+from tests.unit.wire.wire_material import BATCHES, WRITE_ID, messages_of
 
 from avow.errors import InvalidRequest, TooLarge
 from avow.limits import BATCH_COUNT_MAX, MESSAGE_SIZE_BYTES_MAX
@@ -71,7 +71,7 @@ def test_a_merged_batch_holds_all_messages_in_order_and_each_write_keeps_its_ran
     case: tuple[tuple[Messages, ...], set[str], list[bytes]],
 ) -> None:
     parts, columns, write_ids = case
-    empty = {"keys": None, "headers": [], "times": 0}
+    empty: dict[str, Any] = {"keys": None, "headers": [], "times": 0}
     parts = tuple(
         {"values": part["values"]}
         | {name: part[name] or [empty[name]] * len(part["values"]) if name in columns else None for name in empty}

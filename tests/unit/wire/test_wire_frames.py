@@ -8,8 +8,8 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_frames import CLASSES, MESSAGES, frame_of, message_of
-from wire_material import forged
+from tests.unit.wire.wire_frames import CLASSES, MESSAGES, frame_of, message_of
+from tests.unit.wire.wire_material import forged
 
 from avow.errors import (
     BadChecksum,
@@ -105,7 +105,7 @@ def test_numbers_that_do_not_fit_their_field_are_not_sent() -> None:
 # --------------------------------------------------------- frames that are wrong
 
 
-def resigned(frame: bytes, layout: str, at: int, *numbers: int | bytes) -> bytearray:
+def resigned(frame: bytes | bytearray, layout: str, at: int, *numbers: int | bytes) -> bytearray:
     """Other numbers in a frame's head, with a true checksum."""
     copy = bytearray(frame)
     pack_into("<" + layout, copy, at, *numbers)

@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
-from wire_material import forged, sign
+from tests.unit.wire.wire_material import forged, sign
 
 from avow.errors import (
     BadChecksum,
@@ -35,7 +35,7 @@ COMMAND = pack_entry(Entry(1, 1, Kind.PUBLISH, control=b"txn"))
 # names 200, header offsets 208, header values 224, times 232.
 
 
-def with_body(record: bytes | bytearray, body: bytes) -> bytearray:
+def with_body(record: bytes | bytearray, body: bytes | bytearray) -> bytearray:
     """The record's header over another body, with a true length and checksums."""
     copy = bytearray(record[:HEADER_SIZE_BYTES]) + body + bytes(-len(body) % 8)
     pack_into("<I", copy, 16, len(body))

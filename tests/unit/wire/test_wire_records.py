@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from wire_material import ENTRIES
+from tests.unit.wire.wire_material import ENTRIES
 
 from avow.errors import InvalidRequest, TooLarge
 from avow.limits import BATCH_COUNT_MAX, BATCH_SIZE_BYTES_MAX, CONTROL_SIZE_BYTES_MAX

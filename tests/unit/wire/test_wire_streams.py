@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_frames import MESSAGES, frame_of
+from tests.unit.wire.wire_frames import MESSAGES, frame_of
 
 from avow.errors import BadMagic, CountOverflow, Malformed
 from avow.limits import FRAME_SIZE_BYTES_MAX

@@ -6,7 +6,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 from msgspec.structs import fields
-from wire_material import ENTRIES, POSITION, U64
+from tests.unit.wire.wire_material import ENTRIES, POSITION, U64
 
 from avow.wire import messages as m
 from avow.wire.frames import encode

@@ -55,7 +55,7 @@ def sign(record: bytearray) -> bytearray:
     return record
 
 
-def forged(record: bytes | bytearray, layout: str, at: int, *numbers: int) -> bytearray:
+def forged(record: bytes | bytearray, layout: str, at: int, *numbers: int | bytes) -> bytearray:
     """A copy with other numbers at a place, signed again."""
     copy = bytearray(record)
     pack_into("<" + layout, copy, at, *numbers)

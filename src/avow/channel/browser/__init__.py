@@ -1,15 +1,15 @@
-"""The channel for browsers: one ES module without dependencies or a build, its types, and sockets over WebChannel.
+"""The channel for browsers: one ES module without dependencies or a build step, its types, and sockets over WebChannel.
 
-`avow-channel.js` is the core of `avow.channel.protocol` once more, and around it what a page needs: a WebSocket that is
-replaced when it is lost. Both cores are held to the same vectors (`avow.testing.channel_vectors`), so the rules are
-explained there and in docs/channel.md, and not a second time: the module may have 5 KB as it is sent, gzipped, with its
-comments, and is written for that. What is for users of it is in `avow-channel.d.ts`, which costs a page nothing.
+`avow-channel.js` is a second implementation of `avow.channel.protocol.core`, plus a WebSocket that is replaced when it
+is lost. Both cores must pass the same vectors (`tools.channel_vectors`). The protocol is documented there and in
+docs/channel.md, not in the module: gzipped, with its comments, it must stay under 5 KB, and it is written for that. The
+documentation for its users is in `avow-channel.d.ts`, which pages do not load.
 
-How it is written: `Core` and `connect` are functions whose variables are the state, since `this.` and getters would
-cost 400 bytes; events are arrays; a frame is read and heard in one place; an error while hearing is the other end's.
-What waits in `connect` is a condition that is looked at again in each turn; hooks for messages and commits are called
-one after the other by a chain of promises; listeners are removed by an AbortController, handed over whole because
-its `signal` is the option that counts. There are no semicolons because there was no room for them.
+How it saves space: `Core` and `connect` are functions whose variables are the state, since `this.` and getters would
+cost 400 bytes; events are arrays; a frame is parsed and applied in one place; an error while parsing counts as a
+violation by the other end. A wait in `connect` is a condition that is checked in each turn; hooks for messages and
+commits are called one after the other by a chain of promises; listeners are removed by an AbortController, passed as
+the options object because its `signal` is the option that is needed. Semicolons are omitted for size.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ _TYPES: Final = {
 
 
 def files() -> dict[str, tuple[str, bytes]]:
-    """What a server must hand out, by name: its content type and its bytes."""
+    """The files that a server must serve, by name: content type and bytes."""
     folder = resources.files(__name__)
     return {name: (content_type, (folder / name).read_bytes()) for name, content_type in _TYPES.items()}

@@ -1,19 +1,22 @@
 /**
- * A channel to Avow, in a browser or in Node: messages both ways with commits among them, each exactly once and in order
- * through any loss of sockets. The rules are in docs/channel.md, the bytes in docs/reference/channel-wire.md.
+ * A channel to Avow, in a browser or in Node: messages and commits in both directions, each exactly once and in order,
+ * even if sockets are lost. docs/channel.md defines the protocol, docs/reference/channel-wire.md the bytes.
  *
  *     import { connect } from "/v1/channel.js";
  *
  *     const channel = connect("/v1/channel?role=producer&queue=orders&format=json&producer=" + id);
  *     channel.send('{"value": "hello"}');
- *     await channel.commit(); // a quorum has it
+ *     await channel.commit(); // stored on a quorum
  *
- * A socket that is lost is no failure: another one is opened, at once, then after pauses that are drawn at random below
- * a bound that doubles; when the browser says `online`, or the page is seen again, without a pause. The channel fails when
- * the other end says so, when it gives up by itself, or when it had no connection for `patience_s`.
+ * A lost socket is not a failure: another one is opened at once, then after random pauses below a bound that doubles;
+ * without a pause when the browser fires `online` or the page becomes visible again. The channel fails when the other end
+ * ends it, when the application aborts it, or after `patience_s` without a connection.
  */
 
-/** What became of a message that no acknowledged commit covers: the other end had it; it left; it was never received. */
+/**
+ * What is known about a message that is not covered by an acknowledged commit. delivered: the other end received it;
+ * unknown: it was sent, and the other end may have received it; unsent: the other end did not receive it.
+ */
 export type Fate = "delivered" | "unknown" | "unsent";
 
 /** `commit`: the first commit that covers it, 0 if there is none. */
@@ -29,25 +32,25 @@ export type Reason =
 	| "CLOSED" | "ABORTED" | "UNKNOWN_CHANNEL" | "EXPIRED" | "IMPOSSIBLE" | "PROTOCOL" | "CAP_EXCEEDED" | "FENCED"
 	| "REFUSED" | "MOVED" | "GOING" | "ENDED";
 
-/** A channel is over for good. `pending` are all messages that no acknowledged commit covers, in order, handed back once. */
+/** The channel has ended permanently. `pending`: all messages not covered by an acknowledged commit, in order. */
 export class ChannelFailed extends Error {
 	constructor(text: string, reason?: Reason, name_?: string, pending?: Pending[]);
 	reason: Reason;
-	/** The code of the error behind it, if there is one: OFFLINE, UNKNOWN_QUEUE, ... */
+	/** The code of the underlying error, if there is one: OFFLINE, UNKNOWN_QUEUE, ... */
 	name_: string;
 	pending: Pending[];
 }
 
 /**
- * Thrown when this end is misused; nothing was changed. BUSY: the channel is suspended, wait for writable(), or, from
- * connect(), there is more to resend than the bounds allow. TOO_LARGE: a message of more than 9 MiB. INVALID_REQUEST: an
- * ack of a commit that never came, or bounds that are too low.
+ * Thrown when the API is misused; nothing was changed. BUSY: the channel is suspended, wait for writable(); from
+ * connect(): there are more messages to resend than the bounds allow. TOO_LARGE: a message of more than 9 MiB.
+ * INVALID_REQUEST: an ack of a commit that was never delivered, or bounds that are too low.
  */
 export interface Refused extends Error {
 	code: "BUSY" | "TOO_LARGE" | "INVALID_REQUEST";
 }
 
-/** `pending_*`: where this end's sender is suspended. `cap_*`: what it takes beyond the last commit it acknowledged. */
+/** `pending_*`: the limit at which the sender is suspended. `cap_*`: what this end accepts beyond its last ack. */
 export interface Bounds {
 	/** 4,096 */
 	pending_count?: number;
@@ -59,14 +62,14 @@ export interface Bounds {
 	cap_bytes?: number;
 }
 
-/** What connect() needs of a WebSocket. */
+/** The part of the WebSocket interface that connect() uses. */
 export interface SocketLike {
 	binaryType?: string;
 	readonly bufferedAmount?: number;
 	send(packet: any): void;
 	close(): void;
 	onopen?: ((event?: any) => void) | null;
-	/** With the packet as an ArrayBuffer in `data`. */
+	/** Called with the packet as an ArrayBuffer in `data`. */
 	onmessage?: ((event: any) => void) | null;
 	onclose?: ((event?: any) => void) | null;
 	onerror?: ((event?: any) => void) | null;
@@ -75,55 +78,55 @@ export interface SocketLike {
 export interface Options {
 	/** A bearer token, sent as a subprotocol because pages cannot set headers. */
 	token?: string;
-	/** Subprotocols, ["avow.channel.v1"] unless said. */
+	/** Subprotocols; the default is ["avow.channel.v1"]. */
 	protocols?: string[];
-	/** Opens a socket; `new WebSocket(url, protocols)` unless said. */
+	/** Opens a socket; the default is `new WebSocket(url, protocols)`. */
 	socket?: (url: string, protocols: string[]) => SocketLike;
 	bounds?: Bounds;
-	/** How long the other end is asked to keep the channel without a socket; 0: as long as it usually does. */
+	/** How long the other end is asked to keep the channel without a socket; 0: its default. */
 	window_s?: number;
-	/** How long this end tries without success before the channel fails, EXPIRED; 30. */
+	/** How long this end tries to connect before the channel fails with EXPIRED; 30. */
 	patience_s?: number;
-	/** Commit ids go on after this one. */
+	/** Commit ids continue after this one. */
 	last_commit?: number;
-	/** What a channel that failed has handed back: sent first, under the commit ids it had. */
+	/** The `pending` of a failed channel: sent first, with the commit ids they had. */
 	resend?: readonly Pick<Pending, "value" | "commit">[];
 }
 
 export interface Channel {
-	/** Leaves at the end of this turn. Strings as UTF-8. Throws BUSY, TOO_LARGE, or ChannelFailed after the end. */
+	/** Sent at the end of this turn; strings as UTF-8. Throws BUSY, TOO_LARGE, or ChannelFailed after the end. */
 	send(value: string | Uint8Array | ArrayBuffer): void;
 	/**
-	 * Covers everything sent before it. Resolves, and calls back, when it or a newer one is acknowledged; rejects with
-	 * ChannelFailed. Who does not wait need not catch. Throws ChannelFailed after the end.
+	 * Covers everything sent before it. Resolves, and calls `callback`, when it or a newer one is acknowledged; rejects
+	 * with ChannelFailed. An ignored promise causes no unhandled rejection. Throws ChannelFailed after the end.
 	 */
 	commit(callback?: () => void): Promise<void>;
-	/** Done with everything up to this commit. Twice is harmless. */
+	/** Everything up to this commit is processed. Idempotent. */
 	ack_commit(id: number): void;
 	/** Resolves when a message may be sent; rejects with ChannelFailed. */
 	writable(): Promise<void>;
-	/** Gives up: the other end is told, on_end gets what is pending. */
+	/** Ends the channel with ABORTED; on_end gets the pending messages. */
 	abort(text?: string): void;
-	/** Finishes; await a commit first. */
+	/** Ends the channel with CLOSED; await a commit first. */
 	close(): void;
 	readonly suspended: boolean;
-	/** Messages that no acknowledged commit covers. */
+	/** The number of messages not covered by an acknowledged commit. */
 	readonly non_acked_message_count: number;
 	statistics(): Statistics;
 
 	/**
-	 * Gets messages one after the other, the next when what it returned is settled. It must be there before the first can
-	 * come: set it right after connect(). If it throws or rejects, the channel is aborted.
+	 * Called with one message at a time; the next call waits for the returned promise. Set it right after connect(), before
+	 * the first message can arrive. If it throws or rejects, the channel is aborted.
 	 */
 	on_message?: ((value: Uint8Array) => unknown) | null;
-	/** A commit, when all that it covers was taken by on_message. Without this hook it is acknowledged then. */
+	/** Called after on_message has taken all that the commit covers. Without this hook the commit is acknowledged then. */
 	on_commit?: ((id: number) => unknown) | null;
-	/** A suspended channel may send again. */
+	/** Called when a suspended channel may send again. */
 	on_resume?: (() => void) | null;
-	/** Once, after all messages that came. null: closed by either side with nothing pending here. */
+	/** Called once, after all received messages. null: closed by either side with nothing pending here. */
 	on_end?: ((error: ChannelFailed | null) => void) | null;
 
-	/** The names of the text this was written for. */
+	/** Aliases: the names used in the original specification. */
 	onCommit?: ((id: number) => unknown) | null;
 	ackCommit(id: number): void;
 	getNonAckedMessageCount(): number;
@@ -160,7 +163,7 @@ export interface CoreOptions {
 	/** 16 random bytes each. */
 	channel: Uint8Array;
 	token: Uint8Array;
-	/** Whether this end opens the sockets; true. */
+	/** Whether this end opens the sockets; the default is true. */
 	initiator?: boolean;
 	bounds?: Bounds;
 	window_s?: number;
@@ -168,22 +171,22 @@ export interface CoreOptions {
 }
 
 /**
- * One end without clock and socket. Inputs are calls; then come take_events(), and packet() until it is empty. A socket is
- * known by its generation, and nothing that an older one still says is heard.
+ * One end without a clock or a socket. After each call, process take_events(), then packet() until it is empty. A socket
+ * is identified by its generation; packets of an older socket are ignored.
  */
 export interface Core {
 	send(value: Uint8Array): number;
 	commit(): number;
-	/** On a new end. One that throws BUSY here is of no more use. */
+	/** Only on a new end. If this throws BUSY, discard the end. */
 	resend(pending: readonly Pick<Pending, "value" | "commit">[]): void;
 	ack_commit(id: number): void;
 	end(code: Reason, text?: string, name?: string): void;
-	/** Initiator: a new socket. Its generation. */
+	/** Initiator: attach a new socket. Returns its generation. */
 	socket(): number;
-	/** Acceptor: the packet with the Hello that came first on a new socket. Its generation; 0: it is refused. */
+	/** Acceptor: attach a new socket by its first packet, a Hello. Returns its generation; 0: it is refused. */
 	greeted(packet: Uint8Array): number;
 	received(generation: number, packet: Uint8Array): void;
-	/** Without a generation: the newest. */
+	/** Without a generation: the newest socket. */
 	lost(generation?: number): void;
 	take_events(): CoreEvent[];
 	packet(size_bytes?: number): Uint8Array;

@@ -1,4 +1,4 @@
-// A channel to Avow, after avow.channel in Python. avow-channel.d.ts says how to use it.
+// A channel to Avow, the same protocol as avow.channel in Python. Usage: avow-channel.d.ts
 const HELLO = 1, DATA = 2, COMMIT = 3, ACK = 4, END = 5, MAGIC = 0x68437641
 const CODES = "CLOSED ABORTED UNKNOWN_CHANNEL EXPIRED IMPOSSIBLE PROTOCOL CAP_EXCEEDED FENCED REFUSED MOVED GOING".split(" ")
 const VALUE_MAX = 9 << 20, COST = 64, CAP_COUNT_MIN = 4096, CAP_BYTES_MIN = 20 << 20
@@ -15,10 +15,10 @@ export class ChannelFailed extends Error {
 const fail = (code, text) => {
 	throw Object.assign(Error(text), { code })
 }
-const must = (rule) => rule || fail("PROTOCOL", "the rules are broken")
+const must = (rule) => rule || fail("PROTOCOL", "protocol violation")
 const encode = (text) => new TextEncoder().encode(text)
 const integer = (bytes) => bytes.reduceRight((high, byte) => high * 256 + byte, 0)
-// Integers of so many bytes, low byte first.
+// Little-endian integers of these widths in bytes.
 const pack = (widths, ...numbers) =>
 	numbers.flatMap((number, i) => Array.from({ length: widths[i] }, (_, at) => number / 256 ** at))
 
@@ -28,7 +28,7 @@ function join(parts) {
 	return bytes
 }
 
-// Commits at one place share a run.
+// Commits at the same place share a run.
 function extend(runs, id, upto, bytes) {
 	const run = runs.at(-1)
 	if (run?.upto === upto) run.last = id
@@ -51,7 +51,7 @@ export function Core({ channel, token, initiator = true, bounds = {}, window_s =
 		fail("INVALID_REQUEST", "bounds are too low")
 	let link = "down", generation = 0, fresh = initiator, suspended = false, hello_due, farewell
 	let count_max = CAP_COUNT_MIN, bytes_max = CAP_BYTES_MIN
-	// Nothing is queued: these numbers say what a socket must still carry.
+	// No frames are queued: these numbers determine what a socket must still carry.
 	let released_to = 0, delivered_to = 0, given_to = 0, ever_given_to = 0, sent_to = 0, size = 0
 	let commits = last_commit, acked = commits, commits_given_to = commits, commits_ever_given_to = commits
 	let received_to = 0, commits_received_to = 0, acknowledged = 0, ack_due, came = 0, covered_to = 0, covered = 0
@@ -64,7 +64,7 @@ export function Core({ channel, token, initiator = true, bounds = {}, window_s =
 	const tell = (...event) => events.push(event)
 
 	function alive() {
-		if (link === "ended") throw new ChannelFailed("this channel is over")
+		if (link === "ended") throw new ChannelFailed("this channel has ended")
 	}
 
 	function send(value) {
@@ -98,7 +98,7 @@ export function Core({ channel, token, initiator = true, bounds = {}, window_s =
 
 	function ack_commit(id) {
 		if (link === "ended" || (id > 0 && id <= acknowledged)) return
-		if (!delivered.some((run) => run.first <= id && id <= run.last)) fail("INVALID_REQUEST", `commit ${id} never came`)
+		if (!delivered.some((run) => run.first <= id && id <= run.last)) fail("INVALID_REQUEST", `commit ${id} was never delivered`)
 		acknowledged = id
 		ack_due = true
 		const run = settle(delivered, id)
@@ -299,7 +299,7 @@ export function connect(url, { token, protocols = ["avow.channel.v1"], socket: o
 	}
 
 	const full = () => socket?.bufferedAmount > BUFFERED_MAX
-	// What is sent in one turn leaves together.
+	// Messages of one turn are sent together.
 	const soon = () => queueMicrotask(turn)
 
 	function turn() {
@@ -354,7 +354,7 @@ export function connect(url, { token, protocols = ["avow.channel.v1"], socket: o
 		send: (value) => soon(core.send(typeof value === "string" ? encode(value) : new Uint8Array(value))),
 		commit(callback) {
 			const id = core.commit(), acked = until(() => statistics().acked >= id)
-			acked.then(callback, () => {}) // who does not wait has on_end
+			acked.then(callback, () => {}) // on_end reports the failure
 			return acked
 		},
 		ack_commit,

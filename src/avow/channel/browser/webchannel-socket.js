@@ -1,16 +1,16 @@
 /**
- * Sockets for connect() over WebChannel, for networks that let no WebSocket through. The library is the caller's:
+ * Sockets for connect() over WebChannel, for networks that block WebSockets. The caller provides the library:
  *
  *     import { createWebChannelTransport, WebChannel } from "@firebase/webchannel-wrapper/webchannel-blob";
  *     const socket = webChannelSocket(createWebChannelTransport, { events: WebChannel.EventType });
  *     const channel = connect("/v1/webchannel?role=reader&queue=orders", { socket });
  *
  * With the closure library these are goog.net.createWebChannelTransport and goog.net.WebChannel.EventType. All other
- * options are handed to createWebChannel. A packet, either way, is a message {"f": base64}. What waits to go up does so
- * in one request, which a peer takes up to a bound: keep bounds.pending_bytes and single messages below 4 MiB.
+ * options are passed to createWebChannel. A packet, in either direction, is a message {"f": base64}. All waiting packets
+ * are sent in one request, whose size a peer limits: keep bounds.pending_bytes and single messages below 4 MiB.
  */
 const BEARER = "avow.bearer."
-const CLOSE_MS = 1000 // what was said last must leave before: closing drops what waits
+const CLOSE_MS = 1000 // time for the last packets to leave: close() drops what still waits
 
 export function webChannelSocket(createWebChannelTransport, { events, ...options }) {
 	return (url, protocols = []) => {
@@ -32,7 +32,7 @@ export function webChannelSocket(createWebChannelTransport, { events, ...options
 	}
 }
 
-/** In pieces: a function takes only so many arguments. */
+/** In pieces: the number of arguments of a call is limited. */
 function base64(bytes) {
 	let text = ""
 	for (let at = 0; at < bytes.length; at += 8192) text += String.fromCharCode(...bytes.subarray(at, at + 8192))

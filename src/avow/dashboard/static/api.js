@@ -1,13 +1,13 @@
-// Asking the cluster. One peer is asked as long as it answers; when it does not, the next one is.
+// Requests to the cluster. One peer is used as long as it answers, then the next one.
 //
-// A page may ask the peer that served it. It may ask another one if that peer knows the page's address as one of its
-// cluster's. The token goes along in a header. Requests that change something carry their write id, or change nothing
-// when they are repeated, so asking a second peer does not do it twice.
+// A page may call the peer that served it. Another peer allows it if the page's address belongs to its cluster. The
+// token is sent in a header. Requests that change something carry a write id or are idempotent, so repeating one at a
+// second peer does not execute it twice.
 
 const TOKEN = "avow.token";
 const PATIENCE_MS = 3000, PATIENCE_WRITE_MS = 15000;
-const AWAY = new Set(["NO_ANSWER", "OFFLINE", "BUSY"]); // this peer cannot: another is asked from now on
-const ELSEWHERE = new Set([...AWAY, "UNKNOWN", "NOT_COORDINATOR"]); // another may know, or do it
+const AWAY = new Set(["NO_ANSWER", "OFFLINE", "BUSY"]); // this peer cannot answer: use another one from now on
+const ELSEWHERE = new Set([...AWAY, "UNKNOWN", "NOT_COORDINATOR"]); // another peer may be able to answer
 
 export class ApiError extends Error {
 	constructor(status, { code = "ERROR", message = `the peer answered ${status}`, ...details }) {
@@ -18,16 +18,16 @@ export class ApiError extends Error {
 
 class Unreached extends ApiError {
 	constructor(address, cause) {
-		const why = cause.name === "TimeoutError" ? "no answer in time" : "it cannot be reached from this page";
+		const why = cause.name === "TimeoutError" ? "no answer in time" : "this page cannot reach it";
 		super(0, { code: "NO_ANSWER", message: `${address.api}: ${why}.`, definite: false });
 	}
 }
 
 const home = { api: location.origin, peer: 0 };
 const listeners = new Set();
-let addresses = [home], current = home, token = sessionStorage.getItem(TOKEN) ?? "", me = null, heard_ms = 0;
+let addresses = [home], current = home, token = sessionStorage.getItem(TOKEN) ?? "", me = null, answered_ms = 0;
 
-export const talking = () => ({ ...current, heard_ms, others: addresses.filter((one) => one !== current) });
+export const talking = () => ({ ...current, answered_ms, others: addresses.filter((one) => one !== current) });
 export const who = () => me;
 export const on_change = (listener) => (listeners.add(listener), () => listeners.delete(listener));
 const changed = (what) => listeners.forEach((listener) => listener(what));
@@ -40,7 +40,7 @@ export function set_token(text) {
 	changed("token");
 }
 
-// The peers' addresses, from one's view of the cluster. The page's own may have another name than its peer has.
+// Learns the peers' addresses from an answer about the cluster. The page's address may differ from its peer's.
 export function learn({ peer, peers }) {
 	current.peer = peer;
 	const others = peers.filter((one) => one.api && one.state !== "gone" && one.number !== home.peer);
@@ -53,7 +53,7 @@ export function learn({ peer, peers }) {
 export const get = (path, options) => call("GET", path, options);
 export const post = (path, body, options) => call("POST", path, { ...options, body: body ?? {} });
 
-// `peer`: who is to be asked first, because it knows most.
+// `peer`: the number of the peer to ask first, because it knows most.
 export async function call(method, path, { body, peer, signal } = {}) {
 	const first = addresses.find((one) => peer && one.peer === peer);
 	const order = [...new Set([first ?? current, current, ...addresses])];
@@ -61,12 +61,12 @@ export async function call(method, path, { body, peer, signal } = {}) {
 	for (const address of order) {
 		try {
 			const answer = await ask(address, method, path, body, signal);
-			heard(address, leave);
+			answered(address, leave);
 			return answer;
 		} catch (error) {
 			if (signal?.aborted) throw error;
 			if (!ELSEWHERE.has(error.code)) {
-				heard(address, leave);
+				answered(address, leave);
 				throw error;
 			}
 			leave ||= address === current && AWAY.has(error.code);
@@ -76,8 +76,8 @@ export async function call(method, path, { body, peer, signal } = {}) {
 	throw failure;
 }
 
-function heard(address, leave) {
-	heard_ms = Date.now();
+function answered(address, leave) {
+	answered_ms = Date.now();
 	if (!leave || address === current) return;
 	current = address;
 	changed("peer");
@@ -99,8 +99,8 @@ async function ask(address, method, path, body, signal) {
 		if (signal?.aborted) throw cause;
 		throw new Unreached(address, cause);
 	}
-	// A browser would follow without the token.
-	if (response.type === "opaqueredirect") throw new ApiError(307, { code: "NOT_COORDINATOR", message: `${address.api}: another peer has this.` });
+	// The browser would follow the redirect without the token.
+	if (response.type === "opaqueredirect") throw new ApiError(307, { code: "NOT_COORDINATOR", message: `${address.api}: another peer stores this.` });
 	const answer = decoded(text);
 	if (!response.ok) throw new ApiError(response.status, answer?.error ?? {});
 	return answer;
@@ -114,13 +114,13 @@ function decoded(text) {
 	}
 }
 
-// A channel's address and options, at the peer that is asked now.
+// A channel's URL and options, at the peer in use.
 export function channel_at(query) {
 	const url = `${current.api.replace(/^http/, "ws")}/v1/channel?${new URLSearchParams(query)}`;
 	return { url, options: token ? { token } : {} };
 }
 
-// Another peer is asked next: the present one took a request and let it lie.
+// Switches to the next peer, because the present one accepted a request but did not answer it.
 export function pass_over() {
 	const at = addresses.indexOf(current);
 	current = addresses[(at + 1) % addresses.length];
@@ -130,7 +130,7 @@ export function pass_over() {
 export const write_id = () => [...crypto.getRandomValues(new Uint8Array(16))].map((one) => one.toString(16).padStart(2, "0")).join("");
 export const path_of = (...parts) => "/v1/" + parts.map(encodeURIComponent).join("/");
 
-// ---------------------------------------------------------------------- who asks, and what they may do
+// ---------------------------------------------------------------------- rights of the token
 
 export async function meet(signal) {
 	me = await get("/v1/me", { signal });
@@ -138,7 +138,7 @@ export async function meet(signal) {
 	return me;
 }
 
-// Patterns as a shell has them; every one that fits adds its rights.
+// The names are shell patterns; every pattern that matches adds its rights.
 export function may(right, queue) {
 	if (!me || me.admin) return true;
 	return Object.entries(me.rights).some(([pattern, rights]) => rights.includes(right) && fits(pattern, queue));

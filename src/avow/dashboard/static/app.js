@@ -1,7 +1,7 @@
-// The frame around the pages: which one is shown, how fresh it is, who is asked, and who asks.
+// The frame around the pages: routing, freshness of the data, the peer in use, and the token.
 //
-// A page is {title, every_ms, load, draw} and may have `enter` and `leave`. `load` asks the API; `draw` makes nodes of
-// what it said, and they are patched into what is shown. Nothing is kept between pages but what the address bar says.
+// A page is {title, every_ms, load, draw} and may have `enter` and `leave`. `load` calls the API; `draw` turns the
+// result into nodes, which are patched into the document. Only the address bar holds state across pages.
 
 import { h, patch, problem } from "./dom.js";
 import { clock, duration, host } from "./format.js";
@@ -26,12 +26,12 @@ const ROUTES = [
 	[/^\/pipelines$/, pipelines, []],
 	[/^\/pipelines\/([^/]+)$/, pipeline, ["name"]],
 ];
-const LOST = { title: () => "Nothing is here", every_ms: 60000, load: async () => ({}), draw: () => h("p", h("a", { href: "#/" }, "To the cluster")) };
+const LOST = { title: () => "Page not found", every_ms: 60000, load: async () => ({}), draw: () => h("p", h("a", { href: "#/" }, "To the cluster")) };
 const PEERS_EVERY_MS = 10000, FRESH_MS = 20000;
 const by_id = (id) => document.getElementById(id);
 let shown = null, peers_known_ms = 0;
 
-// ---------------------------------------------------------------------- which page
+// ---------------------------------------------------------------------- routing
 
 function found() {
 	const [path, query = ""] = (location.hash.slice(1) || "/").split("?");
@@ -67,7 +67,7 @@ function show() {
 
 const tools = (view) => ({ redraw: () => shown === view && draw(), refresh: () => view.polling.wake(), say, data: () => view.data });
 
-// Who asks, and who can be asked: before the first page, and now and then.
+// Loads the token's rights before the first page, and the list of peers at intervals.
 async function prepare(signal) {
 	if (!who()) await meet(signal);
 	if (Date.now() - peers_known_ms < PEERS_EVERY_MS) return;
@@ -87,7 +87,7 @@ function failed(view, error) {
 	return "";
 }
 
-// ---------------------------------------------------------------------- what is shown
+// ---------------------------------------------------------------------- drawing
 
 function draw() {
 	const { page, params, data, error } = shown, main = by_id("main");
@@ -103,18 +103,18 @@ function draw() {
 function content() {
 	const { page, params, data, error } = shown;
 	if (data) return h("div", { class: "page", "data-key": shown.path }, page.draw(data, params, tools(shown)));
-	return error ? null : h("p", { class: "empty", "data-key": "waiting" }, "Asking the cluster …");
+	return error ? null : h("p", { class: "empty", "data-key": "waiting" }, "Loading …");
 }
 
-// The line that says how fresh all of this is. Only a change of state is announced.
+// The status line with the freshness of the data. Screen readers announce only a change of state.
 function frame() {
-	const { error, since_ms } = shown, { api, peer, others, heard_ms } = talking();
-	const lost = error !== null && error.status === 0, live = !lost && Date.now() - heard_ms < FRESH_MS;
-	const state = lost ? (since_ms ? `stale since ${clock(since_ms)}` : "no answer") : live ? "live" : "asking";
+	const { error, since_ms } = shown, { api, peer, others, answered_ms } = talking();
+	const lost = error !== null && error.status === 0, live = !lost && Date.now() - answered_ms < FRESH_MS;
+	const state = lost ? (since_ms ? `stale since ${clock(since_ms)}` : "no answer") : live ? "live" : "connecting";
 	patch(by_id("fresh"), [h("span", { class: `dot ${lost ? "bad" : live ? "good" : ""}`, "aria-hidden": "true" }), h("b", state), " ", lost ? "no peer answers" : [peer ? `peer ${peer}` : "", h("span.wide", peer ? ", " : "", host(api))]]);
-	patch(by_id("elsewhere"), lost && others.length ? [`No peer answers this page${since_ms ? ` for ${duration(Date.now() - since_ms)}` : ""}. Open the dashboard at `,
+	patch(by_id("elsewhere"), lost && others.length ? [`No peer has answered${since_ms ? ` for ${duration(Date.now() - since_ms)}` : ""}. Open the dashboard at `,
 		others.map((one, at) => [at ? ", " : "", h("a", { href: `${one.api}/dashboard/` }, `peer ${one.peer}`)]), "."] : []);
-	patch(by_id("who"), [h("summary", who() ? (who().token ? who().name : "open to all") : "token"), rights_panel() ?? h("p", "No token is known.")]);
+	patch(by_id("who"), [h("summary", who() ? (who().token ? who().name : "no token needed") : "token"), rights_panel() ?? h("p", "No token is set.")]);
 }
 
 let silence;
@@ -131,7 +131,7 @@ function theme(wanted) {
 	if (wanted === "auto") root.removeAttribute("data-theme");
 	else root.setAttribute("data-theme", wanted);
 	button.textContent = { auto: "◐", light: "☀", dark: "☾" }[wanted];
-	button.setAttribute("aria-label", `Colours: ${wanted === "auto" ? "as the system has them" : wanted}. Change them`);
+	button.setAttribute("aria-label", `Colours: ${wanted === "auto" ? "system setting" : wanted}. Change`);
 	button.onclick = () => {
 		const next = { auto: "dark", dark: "light", light: "auto" }[wanted];
 		localStorage.setItem("avow.theme", next);
@@ -143,12 +143,12 @@ on_change((what) => {
 	if (what === "token") return (peers_known_ms = 0), show();
 	if (what === "peer") {
 		peers_known_ms = 0;
-		say(`Another peer is asked now: ${host(talking().api)}`);
+		say(`Switched to another peer: ${host(talking().api)}`);
 	}
 	if (shown) frame();
 });
 document.querySelector(".skip").onclick = (event) => {
-	event.preventDefault(); // the part behind # says which page it is
+	event.preventDefault(); // the fragment after # selects the page, so it cannot be #main
 	by_id("main").focus();
 };
 addEventListener("hashchange", show);

@@ -1,11 +1,11 @@
-// The cluster: peers, lanes, who coordinates them, how far subscribers are. Drawn, and as tables.
+// The cluster page: peers, lanes, their coordinators, and the lag of subscribers, as a drawing and as tables.
 
 import { badge, facts, h, link, panel, room, table } from "./dom.js";
 import { bytes, count, duration, host, plural } from "./format.js";
 import { get, learn, path_of } from "./api.js";
 import { lane_map } from "./map.js";
 
-const QUEUES_EACH_TIME = 8; // whose subscribers are asked for in one round; the others' turn comes
+const QUEUES_EACH_TIME = 8; // queues whose subscribers are loaded per poll; the others follow in the next ones
 const VERSIONS_EVERY_MS = 60000;
 const subscribers = new Map(), versions = new Map();
 let turn = 0, versions_ms = 0;
@@ -29,14 +29,14 @@ async function load(_, signal) {
 	return { ...status, peers: there.map((peer) => ({ ...peer, up: up.get(peer.number) ?? false, version: versions.get(peer.number) })), lanes };
 }
 
-// Each peer knows its own only.
+// Each peer knows only its own version.
 async function learn_versions({ peer, peers, version }, signal) {
 	versions.set(peer, version);
 	if (Date.now() - versions_ms < VERSIONS_EVERY_MS) return;
 	versions_ms = Date.now();
 	for (const other of peers.filter((one) => one.number !== peer && one.state !== "gone")) {
-		const told = await get("/v1/cluster", { peer: other.number, signal });
-		versions.set(told.peer, told.version);
+		const answer = await get("/v1/cluster", { peer: other.number, signal });
+		versions.set(answer.peer, answer.version);
 	}
 }
 
@@ -53,12 +53,12 @@ function draw(data) {
 			["Peers", [badge(`${up} of ${data.peers.length} up`, up === data.peers.length ? "good" : "bad")]],
 			["Quorum", [badge(quorum ? "yes" : "no", quorum ? "good" : "bad")]],
 			["Lanes", count(data.lanes.length)],
-			["Stored by the peer that answers", bytes(data.storage.size_bytes)],
+			["Stored by this peer", bytes(data.storage.size_bytes)],
 			["Cluster", h("code", { title: data.cluster }, data.cluster.slice(0, 8))],
 		),
-		data.disk_full && h("p.problem", h("strong", "DISK_FULL"), " The disk of the peer that answers is full: it stores nothing more. Free space, or trim queues."),
+		data.disk_full && h("p.problem", h("strong", "DISK_FULL"), " The disk of the peer that answers is full, so it refuses writes. Free space on it, or trim queues."),
 		panel("Map", lane_map(data, room()), h("p.legend", h("i.key.lead"), "coordinator, or the owner of a pub-sub lane ",
-			h("i.key.copy"), "a copy ", h("i.key.cursor"), "a subscriber's cursor, on the bar from the first message kept to the last; brown: messages wait for it")),
+			h("i.key.copy"), "a copy ", h("i.key.cursor"), "a subscriber's cursor. The bar spans from the first stored message to the last; brown: unread messages")),
 		panel("Peers", peer_table(data)),
 		panel("Lanes", lane_table(data)),
 	];
@@ -77,10 +77,10 @@ function peer_table({ peers, peer: answering, metadata }) {
 			peer.state,
 		],
 	}));
-	return table("Peers of the cluster", ["Peer", "Link", "Role", "~Version", "~Last heard", "Address", "~State"], rows, "No peers.");
+	return table("Peers of the cluster", ["Peer", "Link", "Role", "~Version", "~Last contact", "Address", "~State"], rows, "No peers.");
 }
 
-const role_of = (peer, metadata) => (metadata.coordinator === peer.number ? "coordinates the metadata" : peer.voter ? "voter" : "learner");
+const role_of = (peer, metadata) => (metadata.coordinator === peer.number ? "metadata coordinator" : peer.voter ? "voter" : "learner");
 
 function lane_table({ lanes }) {
 	const rows = lanes.map((lane) => ({
@@ -96,13 +96,13 @@ function lane_table({ lanes }) {
 		],
 	}));
 	const columns = ["Queue · lane", "Coordinator", "~Voters", "#~Trimmed to", "#End (version)", "~Strategy", "Subscribers"];
-	return table("Lanes of the cluster", columns, rows, ["No queues yet. ", h("code", "avow queue create orders"), " makes one, ", h("code", "avow enqueue orders hello"), " writes to it."]);
+	return table("Lanes of the cluster", columns, rows, ["No queues yet. ", h("code", "avow queue create orders"), " creates one, ", h("code", "avow enqueue orders hello"), " writes to it."]);
 }
 
 export function lead_of(lane) {
 	if (lane.ended) return "ended";
 	if (lane.owner) return `owner: peer ${lane.owner}`;
-	return lane.coordinator ? `peer ${lane.coordinator}` : badge("nobody", "bad");
+	return lane.coordinator ? `peer ${lane.coordinator}` : badge("none", "bad");
 }
 
-export const lag_badge = (lag) => (lag ? badge(`${plural(lag, "message")} behind`, lag > 10000 ? "bad" : "warn") : badge("has all", "good"));
+export const lag_badge = (lag) => (lag ? badge(`${plural(lag, "message")} behind`, lag > 10000 ? "bad" : "warn") : badge("up to date", "good"));

@@ -1,9 +1,9 @@
-// What is asked before something is done that cannot be undone; and who is asking.
+// Confirmation of actions that cannot be undone, the form for the token, and the token's rights.
 
 import { h, problem } from "./dom.js";
 import { may, set_token, who } from "./api.js";
 
-// True when the button was pressed, false when it was left in any other way.
+// True if the action was confirmed, false if the dialog was closed in any other way.
 export function confirm_that({ title, text, action }) {
 	return new Promise((resolve) => {
 		const dialog = h("dialog", { "aria-labelledby": "dialog-title", class: "ask" },
@@ -27,26 +27,26 @@ export function token_form(error) {
 	};
 	return h("section", { class: "narrow", "aria-label": "A token is needed", "data-key": "token form" },
 		h("h1", { tabindex: -1 }, "A token is needed"),
-		h("p", "This cluster is told by tokens who may do what. Whoever runs it gives them out."), problem(error),
+		h("p", "Access to this cluster needs a token. Its administrator issues tokens."), problem(error),
 		h("form", { onsubmit: given, class: "stack" }, h("label", { for: "token" }, "Token"),
 			h("input", { id: "token", name: "token", type: "password", autocomplete: "off", required: true, spellcheck: "false" }),
-			h("p.hint", "It is kept in this tab until you close it, and sent to peers of this cluster only."),
+			h("p.hint", "The token is stored in this tab until you close it, and sent only to peers of this cluster."),
 			h("button.main", "Use this token")));
 }
 
-// What the token may do, in words.
+// The rights of the token as text.
 export function rights_panel() {
 	const me = who();
 	if (!me) return null;
 	const patterns = Object.entries(me.rights);
-	const lines = me.admin ? ["everything, also change the cluster's peers"]
+	const lines = me.admin ? ["do everything, including changing the cluster's peers"]
 		: patterns.length ? patterns.map(([pattern, rights]) => `${rights.join(", ")} on queues ${pattern}`) : ["nothing"];
-	return h("div.rights", h("p", me.token ? `Token “${me.name}” may:` : "This peer asks nobody for a token. You may:"),
+	return h("div.rights", h("p", me.token ? `Token “${me.name}” may:` : "This peer needs no token. You may:"),
 		h("ul", lines.map((line) => h("li", line))),
 		me.token && h("button", { onclick: () => set_token("") }, "Forget this token"));
 }
 
-// A button with a right. Without it, it says why it does nothing.
+// A button that needs a right. Without the right it is disabled and shows the reason.
 export function action(text, { right, queue, onclick, look = "", disabled = "" }) {
 	const reason = may(right, queue) ? disabled : `your token has no right to ${right} on ${queue}`;
 	const type = onclick ? "button" : "submit";

@@ -1,13 +1,13 @@
-// Elements from data, and the least change that makes a shown page look like a new one.
+// Creates elements from data and updates the document with minimal changes.
 //
-// Pages are drawn whole, once a second, from what the API said. Replacing what is shown would take away focus,
-// selection and scroll positions, so `patch` changes only what differs. Text comes in as text nodes and attributes
-// only: nothing that a queue holds is ever parsed as HTML.
+// Pages are drawn completely, about once per second, from the API's answers. Replacing the document would lose focus,
+// selection and scroll positions, so `patch` changes only what differs. Text is only inserted as text nodes and
+// attributes: the content of a queue is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 const HANDLERS = ["onclick", "onsubmit", "oninput", "onchange", "onkeydown", "onpointermove", "onpointerleave", "onblur"];
 
-// h("p.hint", {title: "…"}, "text", …): the attributes may be left out.
+// h("p.hint", {title: "…"}, "text", …): the attributes are optional.
 function make(element, classes, [first, ...rest]) {
 	const given = first?.constructor === Object;
 	if (classes.length) element.setAttribute("class", classes.join(" "));
@@ -35,7 +35,7 @@ export function s(name, ...given) {
 	return make(document.createElementNS(SVG, tag), classes, given);
 }
 
-// Children with a `data-key` are found again wherever they are; the others by their place.
+// Children with a `data-key` are matched by key, the others by position.
 export function patch(parent, wanted) {
 	const fresh = nodes(wanted);
 	const keyed = new Map([...parent.children].map((child) => [child.dataset.key, child]));
@@ -64,9 +64,9 @@ function update(old, node) {
 	patch(old, [...node.childNodes]);
 }
 
-// ---------------------------------------------------------------------- what many pages show
+// ---------------------------------------------------------------------- shared elements
 
-// A column is its name, with # before it for numbers and ~ for what is left out on a phone. The first cell names its row.
+// A column is given by its name, prefixed with # for numbers and ~ to hide it on phones. The first cell is the row header.
 export function table(caption, columns, rows, empty) {
 	if (!rows.length) return h("p.empty", empty);
 	const look = columns.map((column) => column.match(/^(#?)(~?)(.*)$/));
@@ -87,7 +87,7 @@ export const line = (x1, y1, x2, y2, look = null) => s("line", { x1, y1, x2, y2,
 export const box = (x, y, width, height, rx, look = null) => s("rect", { x, y, width, height, rx, class: look });
 export const dot = (cx, cy, r, look = null) => s("circle", { cx, cy, r, class: look });
 
-// How wide a drawing may be: a page without its margins and its panel's.
+// The width available for a drawing: that of the page without the margins of the page and the panel.
 export const room = () => Math.max(280, document.getElementById("main").clientWidth - (innerWidth > 680 ? 82 : 50));
 
 export function drawing({ title, detail = "", width, height, key }, ...parts) {
@@ -101,7 +101,7 @@ export const facts = (...pairs) => h("dl.facts", pairs.filter(Boolean).map(([nam
 export const link = (text, ...path) => h("a", { href: href(...path) }, text);
 export const href = (...path) => "#/" + path.map(encodeURIComponent).join("/");
 
-// What went wrong, as the API says it: its code, and what happened and what to do.
+// An error of the API: its code and its message.
 export function problem(error) {
 	const effect = error.definite === false ? "It may or may not have happened." : "";
 	return h("div", { class: "problem", "data-key": "problem" }, h("strong", error.code ?? "ERROR"), " ", error.message, " ", effect);

@@ -1,4 +1,4 @@
-// Numbers with their units, times as people say them.
+// Formats numbers with units, and times.
 
 import { h } from "./dom.js";
 
@@ -39,7 +39,7 @@ export function exact(at_ms) {
 	return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${clock(at_ms)}.${pad(at.getMilliseconds(), 3)}`;
 }
 
-// "3 s ago", with the exact time in its title. This machine's clock may differ from the peer's: that is not hidden.
+// "3 s ago", with the exact time as the title. If this machine's clock differs from the peer's, so does the text.
 export function ago(at_ms) {
 	if (!at_ms) return "–";
 	const passed = Date.now() - at_ms;
@@ -51,9 +51,9 @@ export function retention({ age_s, size_bytes, passed }) {
 	const rules = [
 		age_s && `after ${duration(age_s * 1000)}`,
 		size_bytes && `beyond ${bytes(size_bytes)}`,
-		passed && "once all subscribers have passed",
+		passed && "once all subscribers have read them",
 	].filter(Boolean);
-	return rules.length ? `removed ${rules.join(", or ")}` : "everything is kept";
+	return rules.length ? `removed ${rules.join(", or ")}` : "kept until trimmed";
 }
 
 export const host = (address) => address.replace(/^https?:\/\//, "");

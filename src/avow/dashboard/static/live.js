@@ -1,16 +1,16 @@
-// A queue's messages as they come, over a channel that moves nobody's cursor.
+// Streams a queue's messages over a channel without moving a subscriber's cursor.
 //
-// The peer sends a group of messages and a commit; answering that commit is what asks for more. So pausing is not
-// answering: the peer stops by itself, and nothing is skipped when it goes on. When the peer is gone, the next one is
-// asked for what follows the last message that came.
+// The peer sends a group of messages and a commit; acknowledging the commit requests more. To pause, the page delays
+// the acknowledgement: the peer then waits, and nothing is skipped. If the peer fails, the next one is asked for the
+// messages after the last one received.
 
 import { connect } from "/v1/channel.js";
 import { channel_at, on_change, pass_over } from "./api.js";
 
-const PATIENCE_S = 4, AGAIN_MS = 500, AGAIN_MS_MAX = 10000;
-const LASTING = new Set(["NOT_AUTHENTICATED", "FORBIDDEN", "UNKNOWN_QUEUE"]); // asking again changes nothing
+const PATIENCE_S = 4, RETRY_MS = 500, RETRY_MS_MAX = 10000;
+const PERMANENT = new Set(["NOT_AUTHENTICATED", "FORBIDDEN", "UNKNOWN_QUEUE"]); // a retry would fail in the same way
 
-// `after`: lane -> the version to begin after. `state`: connecting, live, paused, lost.
+// `after`: lane -> the version to start after. `state`: connecting, live, paused, lost.
 export function follow(queue, after, { on_messages, on_state }) {
 	const reached = { ...after };
 	let channel, owed = 0, paused = false, over = false, timer, tries = 0, turn = 0, state = "";
@@ -52,12 +52,12 @@ export function follow(queue, after, { on_messages, on_state }) {
 
 	function ended(error) {
 		if (over) return;
-		if (error && LASTING.has(error.name_)) return tell("lost", error);
+		if (error && PERMANENT.has(error.name_)) return tell("lost", error);
 		tell("connecting", error);
-		if (error?.name_ === "TRIMMED") for (const lane of Object.keys(reached)) delete reached[lane]; // on with what is there
-		if (error?.reason === "EXPIRED") return pass_over(); // which opens it there
+		if (error?.name_ === "TRIMMED") for (const lane of Object.keys(reached)) delete reached[lane]; // continue with the existing messages
+		if (error?.reason === "EXPIRED") return pass_over(); // this notifies on_change, which opens the channel there
 		clearTimeout(timer);
-		timer = setTimeout(open, Math.min(AGAIN_MS_MAX, AGAIN_MS * 2 ** tries++));
+		timer = setTimeout(open, Math.min(RETRY_MS_MAX, RETRY_MS * 2 ** tries++));
 	}
 
 	const forget = on_change((what) => what === "peer" && !over && state !== "lost" && open());

@@ -1,5 +1,5 @@
-// The map: a column for each peer, a row for each lane. On a row, who holds the lane and who leads it, then a bar from
-// the first message that is kept to the last, with every subscriber's cursor on it.
+// The map of the cluster: a column per peer, a row per lane. A row shows which peers store the lane and which one
+// coordinates or owns it, and a bar from the first stored message to the last with the subscribers' cursors.
 
 import { box, dot, drawing, h, line, s, words } from "./dom.js";
 import { count, host, plural } from "./format.js";
@@ -15,12 +15,12 @@ export function lane_map(data, width) {
 		drawing({ title: "Map of the cluster", detail: leads.join("; "), width, height, key: "map" },
 			data.peers.map((peer, at) => peer_box(peer, place.peers[at], data, place, height)),
 			lanes.length ? lanes.map((lane, at) => lane_row(lane, HEAD + at * place.row, data, place)) : words(4, HEAD + 30, "no lanes yet", "faint")),
-		data.lanes.length > lanes.length && h("p.hint", `${plural(data.lanes.length - lanes.length, "lane")} more, ended or the cluster's own, ${known.length > LANES_MAX ? "and what has no room here, " : ""}in the table below.`));
+		data.lanes.length > lanes.length && h("p.hint", `${plural(data.lanes.length - lanes.length, "lane")} more in the table below (ended, internal${known.length > LANES_MAX ? ", or too many for the map" : ""}).`));
 }
 
 const lead = (lane) => (lane.ended ? 0 : lane.coordinator || lane.owner);
 
-// Where things are: `peers` the middle of each column, `bar` from and to.
+// The layout: `peers` are the middles of the columns, `bar` is its start and end.
 function wide_place({ peers }, width) {
 	const label = 190, column = Math.min(150, (width * 0.5) / peers.length);
 	const from = label + peers.length * column + 16;
@@ -70,7 +70,7 @@ function bar(lane, y, { bar: [from, to], bar_y, end: [end_x, end_y] }) {
 	const size = lane.end - lane.trimmed_to, top = y + bar_y;
 	const x_of = (version) => from + (size > 0 ? Math.min(1, Math.max(0, (version - lane.trimmed_to) / size)) : 1) * (to - from);
 	const worst = lane.cursors[0];
-	const note = !worst ? "no subscribers" : worst.lag ? `${worst.name} ${count(worst.lag)} behind` : `${plural(lane.cursors.length, "subscriber")}, all have all`;
+	const note = !worst ? "no subscribers" : worst.lag ? `${worst.name} ${count(worst.lag)} behind` : `${plural(lane.cursors.length, "subscriber")}, up to date`;
 	return s("g.extent", 
 		box(from, top, to - from, 8, 4, "kept"),
 		worst && box(from, top, Math.max(0, x_of(worst.at) - from), 8, 4, "passed"),

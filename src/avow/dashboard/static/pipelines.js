@@ -1,5 +1,5 @@
-// Pipelines: jobs between queues and tables. Each says once a second how it is doing, in a queue of its own, so what is
-// shown here is read like any other queue: the last quarter of an hour, then what comes.
+// Pipelines: jobs between queues and tables. Each reports its status about once per second to the queue avow.pipelines.
+// The page reads this queue like any other: first the last 15 minutes, then new reports.
 
 import { badge, facts, h, link, panel, room, table } from "./dom.js";
 import { ago, clock, count, duration, rate } from "./format.js";
@@ -53,7 +53,7 @@ function take({ value }) {
 	view.reports.set(report.name, known.slice(-POINTS_MAX));
 }
 
-// What a pipeline that says nothing any more said last is not how it is.
+// A pipeline that was running and has not reported for SILENT_MS has died.
 function state_of(report) {
 	const silent = Date.now() - report.at_s * 1000 > SILENT_MS;
 	return silent && ["running", "starting"].includes(report.state) ? "died" : report.state;
@@ -61,7 +61,7 @@ function state_of(report) {
 
 const state_badge = (report) => badge(state_of(report), TONES[state_of(report)] ?? "");
 
-const START = h("p.empty", "No pipeline has reported yet. Describe one in a file and start it: ", h("code", "avow pipeline run orders.toml"), ". It then reports here once a second.");
+const START = h("p.empty", "No pipeline has reported yet. Describe one in a file and start it with ", h("code", "avow pipeline run orders.toml"), ". It then reports here once per second.");
 
 function draw_all({ exists }) {
 	if (!exists || !view.reports.size) return START.cloneNode(true);
@@ -73,10 +73,10 @@ function draw_all({ exists }) {
 			`${count(report.batch_rows)} rows in ${duration(report.batch_s * 1000)}`, ago(report.at_s * 1000),
 		],
 	}));
-	return table("Pipelines", ["Pipeline", "~Kind", "State", "#Rows", "#Rows/s", "#Lag (messages)", "~Last batch", "~Heard"], rows, "");
+	return table("Pipelines", ["Pipeline", "~Kind", "State", "#Rows", "#Rows/s", "#Lag (messages)", "~Last batch", "~Last report"], rows, "");
 }
 
-const lag_of = ({ lag }) => (lag === null ? "not known" : count(lag));
+const lag_of = ({ lag }) => (lag === null ? "unknown" : count(lag));
 
 function draw_one({ exists }, { name }) {
 	const known = view.reports.get(name);
@@ -86,15 +86,15 @@ function draw_one({ exists }, { name }) {
 	const series = (pick) => known.map((report) => ({ at_ms: report.at_s * 1000, value: pick(report) }));
 	return [
 		facts(["State", state_badge(last)], ["Kind", last.kind], ["Rows", count(last.rows)], ["Batches", count(last.batches)], ["Last batch", `${count(last.batch_rows)} rows in ${duration(last.batch_s * 1000)}`],
-			["Lag", last.lag === null ? "not known" : `${count(last.lag)} messages`], ["Runs", [`process ${last.pid} on ${last.host}, since `, ago(last.started_s * 1000)]], ["Heard", ago(last.at_s * 1000)]),
+			["Lag", last.lag === null ? "unknown" : `${count(last.lag)} messages`], ["Runs", [`process ${last.pid} on ${last.host}, started `, ago(last.started_s * 1000)]], ["Last report", ago(last.at_s * 1000)]),
 		last.error && h("p.problem", last.error),
-		panel("Throughput", plot({ title: "Rows a second", unit: "rows/s", points: series((report) => report.rows_per_s), from_ms, to_ms, width, format: rate, key: "throughput" })),
-		panel("Lag", plot({ title: "Messages it has not dealt with", unit: "messages", points: series((report) => report.lag), from_ms, to_ms, width, format: (value) => count(Math.round(value)), key: "lag" })),
+		panel("Throughput", plot({ title: "Rows per second", unit: "rows/s", points: series((report) => report.rows_per_s), from_ms, to_ms, width, format: rate, key: "throughput" })),
+		panel("Lag", plot({ title: "Unprocessed messages", unit: "messages", points: series((report) => report.lag), from_ms, to_ms, width, format: (value) => count(Math.round(value)), key: "lag" })),
 		panel("Reports", value_table(known)),
 	];
 }
 
 function value_table(known) {
 	const rows = known.slice(-TABLE_MAX).reverse().map((report, at) => ({ key: `${report.at_s} ${at}`, cells: [clock(report.at_s * 1000), report.state, count(report.rows), rate(report.rows_per_s), lag_of(report), count(report.batches)] }));
-	return table(`The last ${rows.length} reports`, ["At", "State", "#Rows", "#Rows/s", "#Lag (messages)", "#~Batches"], rows, "");
+	return table(`The last ${rows.length} reports`, ["Time", "State", "#Rows", "#Rows/s", "#Lag (messages)", "#~Batches"], rows, "");
 }

@@ -1,4 +1,4 @@
-// One pledge: its branches, what was tried when, and what can be done about it.
+// The page of a pledge: its branches, its attempts over time, and the possible actions.
 
 import { badge, facts, h, panel, problem, room, table } from "./dom.js";
 import { ago, clock, count, duration, exact } from "./format.js";
@@ -42,13 +42,13 @@ function actions(found, tools) {
 		tools.redraw();
 	};
 	const stop = async () => {
-		const text = "Nothing more of it is delivered, whatever its transaction did. Branches that were called are not called back.";
+		const text = "Its remaining branches will not be delivered, whether or not its transaction committed. Branches that were delivered are not undone.";
 		if (await confirm_that({ title: "Stop this pledge?", text, action: "Stop it" })) act("stop", { reason: "stopped from the dashboard" })();
 	};
 	return h("div", { class: "row", "data-key": "actions" },
-		action("Retry now", { right: "write", queue: PLEDGES, onclick: act("retry"), disabled: over || (dead ? "it is dead: redrive it" : "") }),
-		action("Redrive", { right: "write", queue: PLEDGES, onclick: act("redrive"), disabled: dead ? "" : "only a dead pledge is redriven" }),
-		action("Stop …", { right: "write", queue: PLEDGES, look: "danger", onclick: stop, disabled: over || (dead ? "it is dead already" : "") }));
+		action("Retry now", { right: "write", queue: PLEDGES, onclick: act("retry"), disabled: over || (dead ? "it is dead; redrive it instead" : "") }),
+		action("Redrive", { right: "write", queue: PLEDGES, onclick: act("redrive"), disabled: dead ? "" : "only a dead pledge can be redriven" }),
+		action("Stop …", { right: "write", queue: PLEDGES, look: "danger", onclick: stop, disabled: over || (dead ? "it is already dead" : "") }));
 }
 
 function attempt_table({ attempts, created_ms }) {
@@ -56,13 +56,13 @@ function attempt_table({ attempts, created_ms }) {
 		key: `${one.at_ms} ${at}`,
 		cells: [h("time", { datetime: new Date(one.at_ms).toISOString(), title: exact(one.at_ms) }, clock(one.at_ms)), `+${duration(one.at_ms - created_ms)}`, line_of(one.branch_id), badge(one.verdict, VERDICTS[one.verdict] ?? ""), duration(one.took_ms), h("span.error", one.text)],
 	}));
-	return table("Attempts, the last few", ["At", "#After", "What", "Verdict", "#~Took", "~Answer"], rows, "Nothing was tried yet.");
+	return table("Last attempts", ["Time", "#After", "Call", "Verdict", "#~Duration", "~Answer"], rows, "No attempts yet.");
 }
 
 function branch_table({ branches }) {
 	const rows = branches.map((one) => ({
 		key: one.branch_id,
-		cells: [one.branch_id, badge(one.status === "succeeded" ? "delivered" : "to deliver", one.status === "succeeded" ? "good" : ""), h("code", one.url || "(nothing to call)"), count(one.attempts), h("code.value", one.payload ?? one.payload_base64 ?? ""), h("span.error", one.last_error)],
+		cells: [one.branch_id, badge(one.status === "succeeded" ? "delivered" : "not delivered yet", one.status === "succeeded" ? "good" : ""), h("code", one.url || "(nothing to call)"), count(one.attempts), h("code.value", one.payload ?? one.payload_base64 ?? ""), h("span.error", one.last_error)],
 	}));
-	return table("Branches", ["Branch", "State", "Calls", "#Attempts", "~Payload", "~Last error"], rows, "It has no branches.");
+	return table("Branches", ["Branch", "State", "Calls", "#Attempts", "~Payload", "~Last error"], rows, "The pledge has no branches.");
 }

@@ -1,11 +1,11 @@
-// Pledges, the newest first, by status and age. What is chosen stands in the address bar.
+// The list of pledges, newest first, filtered by status and age. The address bar holds the filters.
 
 import { badge, field, h, link, problem, table } from "./dom.js";
 import { ago, count, plural } from "./format.js";
 import { get, post } from "./api.js";
 import { action, confirm_that } from "./dialog.js";
 
-export const PLEDGES = "avow.pledges"; // the queue whose rights count
+export const PLEDGES = "avow.pledges"; // rights to this queue apply to pledges
 const STATUSES = ["prepared", "submitted", "succeeded", "failed", "dead"];
 const AGES = { "": "at any time", "5m": "in the last 5 minutes", "1h": "in the last hour", "1d": "in the last day", "7d": "in the last week" };
 const AGE_MS = { "5m": 300e3, "1h": 3600e3, "1d": 86400e3, "7d": 604800e3 };
@@ -48,12 +48,12 @@ function draw({ pledges, next_position }, params, tools) {
 		h("div", { class: "row", "data-key": "choices" },
 			choice("Status", [["", "any"], ...STATUSES.map((one) => [one, one])], status, (value) => go({ status: value, since })),
 			choice("Created", Object.entries(AGES), since, (value) => go({ status, since: value })),
-			action("Retry all that wait", { right: "write", queue: PLEDGES, onclick: () => many(tools, "retry", "Retry all that wait?", "Every pledge that waits for its next attempt is tried now.") }),
-			action("Redrive all dead", { right: "write", queue: PLEDGES, onclick: () => many(tools, "redrive", "Redrive all dead pledges?", "Every dead pledge is delivered after all. Their receivers must still want it.") })),
+			action("Retry all waiting", { right: "write", queue: PLEDGES, onclick: () => many(tools, "retry", "Retry all waiting pledges?", "Every pledge that waits for its next attempt is tried now.") }),
+			action("Redrive all dead", { right: "write", queue: PLEDGES, onclick: () => many(tools, "redrive", "Redrive all dead pledges?", "The delivery of every dead pledge is started again. Check that the receivers still want them.") })),
 		failure && problem(failure),
-		table("Pledges, the newest first", ["Pledge", "Status", "Delivered", "#~Attempts", "Created", "~Last error"], rows,
-			filtered ? "No pledge is like that." : ["No pledges yet. ", h("code", "client.pledge().publish(\"orders\", {…})"), " in a service makes one; they are forgotten a day after they are finished."]),
-		h("p.row", position && h("a", { href: `#/pledges?${new URLSearchParams({ status, since })}` }, "‹ the newest"),
+		table("Pledges, newest first", ["Pledge", "Status", "Delivered", "#~Attempts", "Created", "~Last error"], rows,
+			filtered ? "No pledge matches the filters." : ["No pledges yet. ", h("code", "client.pledge().publish(\"orders\", {…})"), " in a service creates one. A pledge is removed one day after it is finished."]),
+		h("p.row", position && h("a", { href: `#/pledges?${new URLSearchParams({ status, since })}` }, "‹ newest"),
 			next_position && h("a", { href: `#/pledges?${new URLSearchParams({ status, since, position: next_position })}` }, "older ›")),
 	];
 }

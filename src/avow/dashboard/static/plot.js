@@ -1,4 +1,4 @@
-// A line over the last minutes: axes with round numbers, and the value under the pointer or the arrow keys.
+// A line plot of the last minutes, with round numbers on the axes. The pointer or the arrow keys show single values.
 
 import { dot, drawing, h, line, s, words } from "./dom.js";
 import { clock } from "./format.js";
@@ -13,7 +13,7 @@ export function ticks(most, wanted) {
 	return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, at) => Number((at * step).toPrecision(12)));
 }
 
-// `points`: {at_ms, value}, in order; null values leave a gap. `from_ms` to `to_ms` is the width.
+// `points`: {at_ms, value}, in order; null values leave a gap. The width spans from `from_ms` to `to_ms`.
 export function plot({ title, unit, points, from_ms, to_ms, width, format, key }) {
 	const known = points.filter((point) => point.value !== null && point.at_ms >= from_ms);
 	const most = Math.max(4, ...known.map((point) => point.value)) * 1.08;
@@ -30,7 +30,7 @@ export function plot({ title, unit, points, from_ms, to_ms, width, format, key }
 	return h("figure", { class: "plot", "data-key": key }, h("figcaption", h("b", title), " ", h("span.hint", unit), " ", reading), hovering(picture, { known, x_of, y_of, format, unit, key }));
 }
 
-// A gap of more than 15 s is not bridged: nothing was reported in it.
+// A gap of more than 15 s without reports interrupts the line.
 function path_of(points, x_of, y_of) {
 	let path = "", before = null;
 	for (const point of points) {

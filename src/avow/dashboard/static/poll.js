@@ -1,8 +1,8 @@
-// Asking again and again: one request in flight, slower while nobody answers, not at all while nobody looks.
+// Polling: one request in flight, with back-off while no peer answers, paused while the page is hidden.
 
 const PAUSE_MS_MAX = 15000;
 
-// `work` is awaited, then a pause, then it is called again. `wake` cuts the pause short; `stop` ends it.
+// Awaits `work`, pauses, and repeats. `wake` ends the pause early; `stop` ends polling.
 export function poll(work, { every_ms, on_data, on_error }) {
 	const over = new AbortController();
 	let failures = 0, timer, hurry;

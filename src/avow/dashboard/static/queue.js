@@ -1,4 +1,4 @@
-// One queue: its lanes, its subscribers, and its messages as they come.
+// The page of a queue: its lanes, its subscribers, and its messages as they arrive.
 
 import { badge, facts, field, h, href, panel, table } from "./dom.js";
 import { ago, count, plural, retention } from "./format.js";
@@ -7,7 +7,7 @@ import { lag_badge, lead_of } from "./cluster.js";
 import { follow } from "./live.js";
 import { trim_form, write_form } from "./queue_forms.js";
 
-const BEFORE = 30; // messages of each lane that are shown from before
+const BEFORE = 30; // earlier messages of each lane that are loaded at first
 const KEPT_MAX = 500, SHOWN_MAX = 60, REDRAW_MS = 200, VALUE_CHARS = 300, BEHIND = 20000;
 const LIVE = { connecting: ["connecting", ""], live: ["live", "good"], paused: ["paused", "warn"], lost: ["refused", "bad"] };
 let view = fresh();
@@ -74,7 +74,7 @@ function message_row(name, message) {
 	return {
 		key: `${message.lane}:${message.version}`,
 		cells: [
-			h("a", { href: href("queues", name, message.lane, message.version), title: "this message's life" }, count(message.version)),
+			h("a", { href: href("queues", name, message.lane, message.version), title: "history of this message" }, count(message.version)),
 			message.lane,
 			text_of(message, "key"),
 			h("code.value", shown),
@@ -95,11 +95,11 @@ function live_panel({ queue, readable }) {
 		h("div.row", badge(label, tone),
 			h("button", { type: "button", onclick: () => (paused ? view.live.resume() : view.live.pause()) }, paused ? "Resume" : "Pause"),
 			field("Filter", h("input", { type: "search", placeholder: "key, value or header", oninput: (event) => ((view.filter = event.target.value), view.tools.redraw()) })),
-			h("span.hint", `${count(found.length)} of the last ${count(view.messages.length)} shown · ${count(view.received)} came`),
+			h("span.hint", `${count(found.length)} of the last ${count(view.messages.length)} shown · ${count(view.received)} received`),
 			behind > BEHIND && h("button", { type: "button", onclick: () => begin(queue, { from_end: true }) }, `${count(behind)} behind: jump to the end`)),
 		view.error && view.state === "lost" && h("p.problem", view.error.message),
-		h("div.tall", table("Messages, the newest first", ["#Version", "#~Lane", "Key", "Value", "~Headers", "Written"], rows,
-			view.filter ? "No message that came has that in it." : ["Nothing came yet. Write one above, or ", h("code", `avow enqueue ${name} hello`), "."])));
+		h("div.tall", table("Messages, newest first", ["#Version", "#~Lane", "Key", "Value", "~Headers", "Written"], rows,
+			view.filter ? "No received message matches the filter." : ["No messages yet. Write one above, or run ", h("code", `avow enqueue ${name} hello`), "."])));
 }
 
 // ---------------------------------------------------------------------- the rest of the page
@@ -108,7 +108,7 @@ function draw(data, { queue: name }, tools) {
 	const { queue } = data;
 	return [
 		facts(["Strategy", queue.strategy], ["Retention", retention(queue.retention)], ["Peers", queue.peers.length ? queue.peers.join(", ") : "all"],
-			["Messages kept", count(queue.lanes.reduce((sum, lane) => sum + lane.end - lane.trimmed_to, 0))]),
+			["Messages stored", count(queue.lanes.reduce((sum, lane) => sum + lane.end - lane.trimmed_to, 0))]),
 		h("div", { class: "halves", "data-key": "halves" }, panel("Lanes", lane_table(queue)), panel("Subscribers", subscriber_table(data))),
 		panel("Write a message", write_form(name, tools)),
 		live_panel(data),
@@ -118,7 +118,7 @@ function draw(data, { queue: name }, tools) {
 
 function lane_table({ lanes }) {
 	const rows = lanes.map((lane) => ({ key: lane.lane, cells: [`lane ${lane.lane}`, lead_of(lane), lane.voters.join(", "), count(lane.trimmed_to), count(lane.end)] }));
-	return table("Lanes", ["Lane", "Coordinator", "~Voters", "#Trimmed to", "#End (version)"], rows, "No lane is open yet.");
+	return table("Lanes", ["Lane", "Coordinator", "~Voters", "#Trimmed to", "#End (version)"], rows, "No lanes yet.");
 }
 
 function subscriber_table({ queue, subscribers }) {
@@ -129,9 +129,9 @@ function subscriber_table({ queue, subscribers }) {
 			key: one.name,
 			cells: [[one.name, " ", one.hold && badge("hold", "")], lag_badge(lags.reduce((sum, lag) => sum + lag, 0)),
 				Object.entries(one.versions).map(([lane, version]) => `${lane}: ${count(version)}`).join(", ") || "–",
-				readers.join(", ") || "nobody now"],
+				readers.join(", ") || "no reader"],
 		};
 	});
-	return table(`Subscribers, ${plural(subscribers.length, "name")}`, ["Subscriber", "Lag", "~Cursor by lane", "~Reads now"], rows,
-		["Nobody subscribes. ", h("code", `avow tail ${queue.name} --subscriber me`), " does."]);
+	return table(`Subscribers, ${plural(subscribers.length, "name")}`, ["Subscriber", "Lag", "~Cursor by lane", "~Readers now"], rows,
+		["No subscribers yet. ", h("code", `avow tail ${queue.name} --subscriber me`), " creates one."]);
 }

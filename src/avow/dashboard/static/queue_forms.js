@@ -1,4 +1,4 @@
-// Writing to a queue, and trimming it.
+// Forms to write to a queue and to trim it.
 
 import { field, h } from "./dom.js";
 import { count, plural } from "./format.js";
@@ -24,7 +24,7 @@ async function attempt(queue, tools, work) {
 }
 
 export function write_form(queue, tools) {
-	const own = queue.startsWith("avow.") ? "the cluster's own queues are not written to from outside" : "";
+	const own = queue.startsWith("avow.") ? "internal queues cannot be written to" : "";
 	const usable = may("write", queue) && !own;
 	const submit = (event) => {
 		event.preventDefault();
@@ -47,7 +47,7 @@ export function write_form(queue, tools) {
 }
 
 export function trim_form({ name, lanes }, tools) {
-	const own = name.startsWith("avow.") ? "the cluster's own queues are not trimmed from outside" : "";
+	const own = name.startsWith("avow.") ? "internal queues cannot be trimmed" : "";
 	const usable = may("manage", name) && lanes.length > 0 && !own;
 	const submit = async (event) => {
 		event.preventDefault();
@@ -55,7 +55,7 @@ export function trim_form({ name, lanes }, tools) {
 		const known = lanes.find((one) => one.lane === number), gone = Math.max(0, Math.min(version, known.end) - known.trimmed_to);
 		const sure = await confirm_that({
 			title: `Trim lane ${number} of ${name}?`,
-			text: `${plural(gone, "message")}, up to version ${count(version)}, will be removed from every peer, for good. Messages that a subscriber holds are kept.`,
+			text: `${plural(gone, "message")}, up to version ${count(version)}, will be permanently removed from every peer. Messages that a subscriber holds are kept.`,
 			action: "Trim",
 		});
 		if (!sure) return;
@@ -65,7 +65,7 @@ export function trim_form({ name, lanes }, tools) {
 		});
 	};
 	return [
-		h("p.hint", "Removes the oldest messages of a lane, as far as holds allow."),
+		h("p.hint", "Removes the oldest messages of a lane, up to those that a subscriber holds."),
 		h("form", { onsubmit: submit, class: "row", "data-key": "trim" },
 			field("Lane", h("select", { name: "lane", disabled: !usable }, lanes.map((lane) => h("option", { value: lane.lane }, lane.lane)))),
 			field("Up to version", h("input", { name: "upto", type: "number", min: 1, required: true, disabled: !usable })),

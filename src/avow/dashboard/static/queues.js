@@ -1,4 +1,4 @@
-// All queues that this token may read.
+// The list of queues that the token may read.
 
 import { badge, field, h, link, table } from "./dom.js";
 import { count, plural, retention } from "./format.js";
@@ -30,9 +30,9 @@ function draw({ queues }, _, { refresh }) {
 	};
 	return [
 		h("p.row", plural(queues.length, "queue"),
-			field("with the cluster's own", h("input", { type: "checkbox", onchange: flip }))),
-		table("Queues", ["Queue", "Strategy", "#~Lanes", "#Messages kept", "State", "~Retention"], rows,
-			["No queue that you may read. ", h("code", "avow queue create orders"), " makes one, ", h("code", "avow enqueue orders hello"), " writes to it."]),
+			field("show internal queues", h("input", { type: "checkbox", onchange: flip }))),
+		table("Queues", ["Queue", "Strategy", "#~Lanes", "#Messages stored", "State", "~Retention"], rows,
+			["There are no queues that you may read. ", h("code", "avow queue create orders"), " creates one, ", h("code", "avow enqueue orders hello"), " writes to it."]),
 	];
 }
 

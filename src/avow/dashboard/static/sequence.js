@@ -1,10 +1,10 @@
-// The life of a message as a sequence: a line for each who took part, time downwards, an arrow for each step.
+// The history of a message as a sequence diagram: a line per participant, time downwards, an arrow per step.
 
 import { box, dot, drawing, line, s, words } from "./dom.js";
 import { clock, count } from "./format.js";
 
 const COLUMN_MIN = 92, HEAD = 46, STEP = 44, SUBSCRIBERS_MAX = 8;
-const STORED = { true: ["stored", "done"], false: ["not yet", "open"], null: ["not known", "open"] };
+const STORED = { true: ["stored", "done"], false: ["not yet", "open"], null: ["unknown", "open"] };
 
 export function sequence(data, room) {
 	const readers = data.subscribers.slice(0, SUBSCRIBERS_MAX);
@@ -27,7 +27,7 @@ export function sequence(data, room) {
 	readers.forEach((one, place) =>
 		step((at) => arrow(x_of(lead), x_of(data.stored.length + 1 + place), at, one.read ? `read · cursor ${count(one.cursor)}` : `not yet · cursor ${count(one.cursor)}`, one.read ? "done" : "open")));
 	const height = y + 4;
-	return drawing({ title: "Sequence of the message's life", detail: "The steps below say the same", width, height, key: "sequence" },
+	return drawing({ title: "Sequence diagram of the message", detail: "The steps below have the same content", width, height, key: "sequence" },
 		arrowheads(),
 		actors.map((actor, at) => head(actor, x_of(at), column, height, actor.peer === data.lead)), parts);
 }
@@ -53,7 +53,7 @@ function arrow(from, to, y, text, tone) {
 		text && label((from + to) / 2, y - 7, text));
 }
 
-// Text on a piece of paper, so that lines do not run through it.
+// Text on a background, so that lines do not cross it.
 function label(x, y, text) {
 	const half = text.length * 3.4 + 5;
 	return s("g", box(x - half, y - 12, half * 2, 16, 3, "paper"), words(x, y, text, "small ink", "middle"));

@@ -1,4 +1,4 @@
-// A pledge's attempts over time: a line for the checkback and for each branch, a mark for each attempt.
+// A pledge's attempts over time: one line for the checkback and one per branch, with a mark per attempt.
 
 import { box, drawing, line, s, words } from "./dom.js";
 import { duration } from "./format.js";
@@ -17,7 +17,7 @@ export function timeline(pledge, width) {
 	const height = TOP + lines.length * ROW + 30, bottom = TOP + lines.length * ROW;
 	const y_of = (branch_id) => TOP + (lines.indexOf(branch_id) + 0.5) * ROW;
 	const marks = [[created_ms, "created", "start"], finished_ms && [finished_ms, pledge.status, "end"], next_at_ms && next_at_ms <= last && [next_at_ms, "next attempt", "end"]].filter(Boolean);
-	return drawing({ title: "Timeline of the pledge", detail: "The table below says the same", width, height, key: "timeline" },
+	return drawing({ title: "Timeline of the pledge", detail: "The table below has the same data", width, height, key: "timeline" },
 		ticks((last - created_ms) / 1000, Math.max(2, Math.floor(width / 140))).map((at_s) => tick(x_of(created_ms + at_s * 1000), bottom, at_s)),
 		lines.map((id) => s("g", words(4, y_of(id) + 4, line_of(id), "small ink"), line(LABEL, y_of(id), width - RIGHT, y_of(id), "track"))),
 		marks.map(([at_ms, text, anchor]) => s("g.moment", line(x_of(at_ms), TOP - 6, x_of(at_ms), bottom), words(x_of(at_ms), TOP - 11, text, "small", anchor))),

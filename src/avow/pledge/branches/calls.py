@@ -1,6 +1,6 @@
-"""A call that a pledge needs: one branch's delivery, or its checkback. The same for every way of calling.
+"""A call of a pledge: the delivery of a branch, or the checkback. The same for all protocols.
 
-The names that a service sees are dtm's: gid, trans_type, branch_id, op. A checkback is branch "00" with op "msg".
+The parameter names that a service gets are dtm's: gid, trans_type, branch_id, op. A checkback is branch "00", op "msg".
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Call(Struct, frozen=True, gc=False, kw_only=True):
     headers: Mapping[str, str] = {}
     protocol: str = ""
     checkback: bool = False
-    since_ms: int = 0  # it was not called before
-    prepared_ms: int = 0  # of a checkback: tells the barrier whether a row that is missing may have been cleaned up
+    since_ms: int = 0  # the branch was not called before this time
+    prepared_ms: int = 0  # of a checkback: from it the barrier knows whether a missing row may have been cleaned up
 
     @property
     def op(self) -> str:
@@ -34,6 +34,6 @@ class Call(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Caller(Protocol):
-    """Makes a call and says what the answer means. Raises nothing but CancelledError."""
+    """Makes a call and returns the verdict. Raises only CancelledError."""
 
     async def __call__(self, call: Call) -> Verdict: ...

@@ -1,9 +1,9 @@
-"""Branches and checkbacks over gRPC: `grpc://host:port/package.Service/Method`, or that without a scheme, as in dtm.
+"""Branches and checkbacks over gRPC: `grpc://host:port/package.Service/Method`, or the same without scheme, as in dtm.
 
-The payload is the request message as bytes, whatever its type; the answer's bytes are not looked at, its status is. Who
-is called learns gid, trans_type, branch_id and op from the metadata.
+The payload is the encoded request message, of any type. Only the status of the answer counts. The service gets gid,
+trans_type, branch_id and op in the metadata.
 
-grpcio is an optional library (avow[grpc]); without it such a branch is refused when it is pledged.
+grpcio is an optional dependency (avow[grpc]); without it a pledge with such a branch is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def method_of(url: str) -> tuple[str, str]:
     """Target and full method name. Raises InvalidRequest."""
     found = _METHOD.fullmatch(url)
     if found is None:
-        raise InvalidRequest(f"{url!r} is no gRPC method; write grpc://host:port/package.Service/Method")
+        raise InvalidRequest(
+            f"{url!r} is not the URL of a gRPC method, such as grpc://host:port/package.Service/Method; "
+            "nothing was changed"
+        )
     return found[1], found[2]
 
 
@@ -38,7 +41,7 @@ def check_installed() -> None:
 
 
 class GrpcCaller:
-    """A channel for each target, opened when it is first needed."""
+    """One channel per target, opened at the first call."""
 
     def __init__(self) -> None:
         self._channels: dict[str, Any] = {}
@@ -71,7 +74,7 @@ class GrpcCaller:
         channel = self._channels.pop(target, None)
         if channel is None:
             channel = grpc.aio.insecure_channel(target)
-        self._channels[target] = channel  # now the one used last
+        self._channels[target] = channel  # now the most recently used
         if len(self._channels) > CHANNELS_MAX:
             oldest = next(iter(self._channels))
             await self._channels.pop(oldest).close(_CLOSE_GRACE_S)

@@ -1,11 +1,11 @@
-"""Branches and checkbacks over HTTP, byte for byte as dtm calls them.
+"""Branches and checkbacks over HTTP, with exactly the requests that dtm sends.
 
-POST with the payload as it is, or GET when there is none; `gid`, `trans_type`, `branch_id` and `op` are appended to the
-query; Content-Type is JSON unless a branch header says otherwise. A checkback is a GET, and also tells `prepared_ms`,
-which our barrier needs where rows have been cleaned up, and others ignore.
+POST with the payload, or GET without one; `gid`, `trans_type`, `branch_id` and `op` are appended to the query;
+Content-Type is JSON unless a branch header sets another. A checkback is a GET and also has `prepared_ms`, which Avow's
+barrier needs after rows were cleaned up, and others ignore.
 
-With protocol "json-rpc" and a URL that names a method, the payload's members are the parameters of a JSON-RPC call,
-with the same four names among them.
+With protocol "json-rpc" and a URL with a method, the payload's members and the same four parameters are the parameters
+of a JSON-RPC call.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from msgspec import Struct
 
 from avow.errors import InvalidRequest
 from avow.pledge.branches.calls import TRANS_TYPE, Call
-from avow.pledge.branches.connections import Address, Connections, Lost
-from avow.pledge.verdicts import Verdict, of_http, of_jsonrpc, unreached
+from avow.pledge.branches.connection_pool import Connections
+from avow.pledge.verdicts import VERDICT_HEADERS, Verdict, of_http, of_jsonrpc, unreached
+from avow.wire.http import Address, Answer, Lost
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._~-]*")
 _SAFE: Final = "/%:@!$&'()*+,;=~-._?"
@@ -34,13 +35,13 @@ _OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "connec
 
 
 class Target(Struct, frozen=True):
-    """A URL taken apart. `path` ends so that a parameter can follow."""
+    """A parsed URL. `path` ends so that a query parameter can be appended."""
 
     address: Address
     path: str
-    head: bytes  # what is the same in every request,
-    plain: bytes  # and in one without headers of its own
-    method: str = ""  # of JSON-RPC
+    head: bytes  # the constant part of every request's head
+    plain: bytes  # the same for requests without branch headers
+    method: str = ""  # for JSON-RPC
 
 
 @lru_cache(maxsize=4096)
@@ -50,9 +51,9 @@ def target_of(url: str) -> Target:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as cause:
-        raise InvalidRequest(f"{url!r} is no URL: {cause}") from cause
+        raise InvalidRequest(f"{url!r} is not a valid URL: {cause}; nothing was changed") from cause
     if parts.scheme not in ("http", "https") or not host:
-        raise InvalidRequest(f"{url!r} is no HTTP URL with a host")
+        raise InvalidRequest(f"{url!r} is not an HTTP URL with a host; nothing was changed")
     tls = parts.scheme == "https"
     address = Address(host, port or (443 if tls else 80), tls)
     named = f"[{host}]" if ":" in host else quote(host, safe="-._~")
@@ -67,10 +68,12 @@ def target_of(url: str) -> Target:
 
 
 def check_headers(headers: dict[str, str]) -> None:
-    """Raises InvalidRequest for what would break a request apart, or belongs to the connection."""
+    """Raises InvalidRequest for headers that would break the request's syntax, or that belong to the connection."""
     for name, value in headers.items():
         if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value) or name.lower() in _OURS:
-            raise InvalidRequest(f"branch header {name!r} cannot be sent; nothing was changed")
+            raise InvalidRequest(
+                f"branch header {name!r} is reserved, or is not valid in an HTTP request; nothing was changed"
+            )
 
 
 class HttpCaller:
@@ -89,12 +92,12 @@ class HttpCaller:
         answer = await self._connections.request(target.address, request, timeout_s=call.timeout_s)
         if isinstance(answer, Lost):
             return unreached(answer.reason)
-        return of_http(answer.status, headers=answer.verdicts, body=answer.body, checkback=call.checkback)
+        return of_http(answer.status, headers=_verdicts(answer), body=bytes(answer.body), checkback=call.checkback)
 
     async def _call_jsonrpc(self, call: Call, target: Target) -> Verdict:
         params = _params(call.payload)
         if params is None:
-            return Verdict("ERROR", "the payload of a JSON-RPC branch is no JSON object")
+            return Verdict("ERROR", "not sent: the payload of a JSON-RPC branch must be a JSON object")
         params |= {"gid": call.gid, "trans_type": TRANS_TYPE, "branch_id": call.branch_id, "op": call.op}
         asked_id = f"{call.gid}-{call.branch_id}"
         body = msgspec.json.encode({"jsonrpc": "2.0", "id": asked_id, "method": target.method, "params": params})
@@ -102,11 +105,11 @@ class HttpCaller:
         answer = await self._connections.request(target.address, request, timeout_s=call.timeout_s)
         if isinstance(answer, Lost):
             return unreached(answer.reason)
-        return of_jsonrpc(answer.status, body=answer.body, asked_id=asked_id)
+        return of_jsonrpc(answer.status, body=bytes(answer.body), asked_id=asked_id)
 
 
 async def post_json(connections: Connections, url: str, body: bytes, *, timeout_s: float) -> str:
-    """Tell somebody who has no say. Empty, or why it was not heard."""
+    """POST a JSON document whose answer has no meaning. Returns an error text, empty on success."""
     target = target_of(url)
     call = Call(url=url, gid="", branch_id="", timeout_s=timeout_s)
     answer = await connections.request(
@@ -123,6 +126,13 @@ def _request(method: bytes, target: Target, *, query: str, call: Call, body: byt
     if not body:
         return b"%b %b%b\r\n" % (method, path, head)
     return b"%b %b%bcontent-length: %d\r\n\r\n%b" % (method, path, head, len(body), body)
+
+
+def _verdicts(answer: Answer) -> tuple[bytes, ...]:
+    """The values of the verdict headers in the answer."""
+    if b"-result:" not in answer.head:  # most answers have none
+        return ()
+    return tuple(value for name in VERDICT_HEADERS for value in answer.sent_values(name))
 
 
 def _lines(given: Mapping[str, str]) -> bytes:

@@ -1,7 +1,7 @@
-"""Pledges in memory, for tests and for trying things out: everything a store must do, except to survive.
+"""Pledges in memory, for tests and experiments: a complete store, but nothing survives a restart.
 
-What is due stands in a heap with the revision and fence it was put there with; an item whose pledge has moved on since
-is thrown away when it comes to the top, so a change costs one push and no search.
+Due pledges are in a heap, with their revision and fence. An item whose pledge has changed since is dropped when it
+comes to the top, so a change costs one push and no search.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORGETTABLE: Final = ("succeeded", "failed")
 class MemoryStore:
     def __init__(self) -> None:
         self._pledges: dict[str, Pledge] = {}
-        self._due: list[tuple[int, str, int, int]] = []  # when, gid, revision, fence
+        self._due: list[tuple[int, str, int, int]] = []  # due_ms, gid, revision, fence
         self._topics: dict[str, Topic] = {}
         self.writes_count = self.reads_count = 0
 
@@ -34,7 +34,7 @@ class MemoryStore:
 
     async def insert(self, pledge: Pledge) -> Pledge | None:
         self.writes_count += 1
-        inserting(pledge)  # what others cannot store is refused here too
+        inserting(pledge)  # refuses what other stores refuse
         known = self._pledges.get(pledge.gid)
         if known is None:
             self._keep(pledge)
@@ -165,5 +165,5 @@ def _newest(pledge: Pledge) -> tuple[int, bytes]:
 
 
 def _version(pledge: Pledge) -> tuple[int, int, int]:
-    """A gid that was forgotten and used again has another time of creation."""
+    """Includes the creation time, which differs if a gid was removed and used again."""
     return pledge.revision, pledge.fence, pledge.progress.created_ms

@@ -1,20 +1,20 @@
 """Pledges in MariaDB (10.6 or newer) or MySQL (8.0 or newer), shared by any number of coordinators.
 
-These databases do not tell which rows a statement changed. A group therefore locks the rows it is about, in the order
-of their ids, reads what decides (revision, fence, lease), settles every operation here, and writes the result with one
-statement for new rows and one for changed ones:
+These databases do not report which rows a statement changed. So a group locks its rows in the order of their ids, reads
+revision, fence and lease, decides every operation in this process, and writes the result with one statement for new
+rows and one for changed ones:
 
-    SELECT ... FOR UPDATE     all ids of the group, ascending: the same order for every coordinator, so none waits for
-                              another that waits for it. READ COMMITTED: no gaps are locked
-    INSERT, UPDATE            many rows each. An id that somebody else inserted in between: the group starts over
-    SELECT ... SKIP LOCKED    what is due, for `claim`; it waits for nobody
-    COMMIT                    one sync for all
+    SELECT ... FOR UPDATE     all ids of the group, ascending: the same order for every coordinator avoids deadlocks.
+                              READ COMMITTED: no gaps are locked
+    INSERT, UPDATE            many rows each. If another transaction inserted an id in between, the group is repeated
+    SELECT ... SKIP LOCKED    due pledges, for `claim`; it does not wait for locks
+    COMMIT                    one sync for all operations
 
-A transaction that the server ends as a deadlock is repeated; it changed nothing.
+A transaction that the server aborts because of a deadlock is repeated; it changed nothing.
 
-Ids are VARBINARY: compared byte for byte. In a text column `a` equals `A`, or `a ` with a space, by most collations;
-and what is too long for a column is refused, never cut. The outcome of a lost connection is unknown only if COMMIT was
-sent.
+Ids are VARBINARY, compared byte for byte. In a text column `a` equals `A`, or `a ` with a space, with most collations.
+Values that are too long for a column are refused, not truncated. If the connection is lost, the outcome is unknown only
+if COMMIT was sent.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from avow.pledge.stores.grouped import GroupedStore
 from avow.pledge.stores.mysql_connection import Connecting, Duplicate, Ended, Link
 from avow.pledge.stores.sql import check_version, finding
 
-_PACKET_MARGIN_BYTES: Final = 4_096  # what stands around the rows of a statement
+_PACKET_MARGIN_BYTES: Final = 4_096  # for the part of a statement around its rows
 
 
 class MySQLStore(GroupedStore):
-    """`dsn`: mysql://user:password@host:port/database, with ?unix_socket= or ?ssl_ca= where needed."""
+    """`dsn`: mysql://user:password@host:port/database, optionally with ?unix_socket= or ?ssl_ca="""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(_Writing(dsn), _Reading(dsn), _Reading(dsn), name="mysql")
@@ -62,7 +62,7 @@ class _Writing:
         self._syncs, self._packet_bytes = int(syncs == 1), packet
 
     def _make_tables(self, link: Link) -> None:
-        """A lock by name: CREATE TABLE ends any transaction."""
+        """Uses a named lock, because CREATE TABLE commits any transaction."""
         link.query(f"SELECT GET_LOCK('avow_pledges', {limits.STORE_ANSWER_TIMEOUT_S})")
         if not link.query("SHOW TABLES LIKE 'avow\\_meta'"):
             for statement in sql.SCHEMA:
@@ -86,7 +86,9 @@ class _Writing:
                 raise
             else:
                 return outcomes
-        raise Busy("the database ended the transaction for others again and again; nothing was changed. Try again")
+        raise Busy(
+            "the database aborted the transaction repeatedly because of concurrent ones; nothing was changed. Try again"
+        )
 
     def _commit(self, link: Link) -> None:
         try:
@@ -94,8 +96,8 @@ class _Writing:
         except Offline as error:
             self._connecting.drop()
             raise Unknown(
-                f"it was not heard whether the transaction was committed ({error.__cause__}); it may or may not be "
-                f"stored. Load it again to see"
+                f"the connection was lost during COMMIT ({error.__cause__}); the change may or may not be stored. "
+                "Load the pledge to find out"
             ) from error
 
     def close(self) -> None:
@@ -106,7 +108,7 @@ class _Writing:
 
 
 class _Group:
-    """One transaction, up to its COMMIT. `held`: the rows it has locked or made, as they will be."""
+    """One transaction, up to its COMMIT. `_held`: the rows it has locked or created, with their new values."""
 
     def __init__(self, link: Link, operations: Sequence[ops.Writing], *, packet_bytes: int) -> None:
         self._link, self._operations = link, operations
@@ -116,7 +118,7 @@ class _Group:
         self._changed: set[bytes] = set()
         self._leased: set[bytes] = set()
         self._outcomes: list[Any] = [None] * len(operations)
-        self._to_tell: list[tuple[int, bytes]] = []  # those whose outcome is a pledge as it is stored
+        self._to_load: list[tuple[int, bytes]] = []  # operations whose outcome is the stored pledge
 
     def outcomes(self) -> list[Any]:
         self._lock()
@@ -129,7 +131,7 @@ class _Group:
                 case ops.ClaimOne():
                     self._claim_one(number, operation)
         self._write()
-        self._tell()
+        self._load_outcomes()
         for number, operation in enumerate(self._operations):
             match operation:
                 case ops.Claim():
@@ -140,7 +142,7 @@ class _Group:
                     self._outcomes[number] = self._swap_topic(operation)
         return self._outcomes
 
-    # -------------------------------------------------------------- rows that are named
+    # -------------------------------------------------------------- operations on given ids
 
     def _lock(self) -> None:
         gids = {op.row.gid for op in self._operations if isinstance(op, (ops.Insert, ops.Swap))}
@@ -155,7 +157,7 @@ class _Group:
 
     def _insert(self, number: int, row: ops.Row) -> None:
         if row.gid in self._held:
-            self._to_tell.append((number, row.gid))
+            self._to_load.append((number, row.gid))
         elif self._fits(number, row):
             self._held[row.gid] = row
             self._made.add(row.gid)
@@ -174,7 +176,8 @@ class _Group:
         if size < self._bytes_max // 2 or len(b"".join(map(sql.literal, row))) + len(row) * 2 < self._bytes_max:
             return True
         self._outcomes[number] = TooLarge(
-            f"a pledge of {size} bytes does not fit into the server's max_allowed_packet; nothing was changed. Raise it"
+            f"a pledge of {size} bytes does not fit into the server's max_allowed_packet; nothing was changed. "
+            "Increase that setting"
         )
         return False
 
@@ -191,7 +194,7 @@ class _Group:
         self._held[operation.gid] = held
         self._leased.add(operation.gid)
         self._outcomes[number] = held
-        self._to_tell.append((number, operation.gid))
+        self._to_load.append((number, operation.gid))
 
     def _write(self) -> None:
         def rows(gids: set[bytes]) -> list[ops.Row]:
@@ -205,14 +208,14 @@ class _Group:
         for statement in sql.leasing(rows(self._leased - self._made), bytes_max=room):
             self._link.change(statement)
 
-    def _tell(self) -> None:
-        """A claim may be followed by another of the same pledge in this group: each gets its own fence."""
-        if not self._to_tell:
+    def _load_outcomes(self) -> None:
+        """Loads the outcomes that are pledges. Several claims of a pledge in a group get a fence each."""
+        if not self._to_load:
             return
         stored: dict[bytes, Pledge] = {}
-        for statement in sql.loading(sorted({gid for _, gid in self._to_tell})):
+        for statement in sql.loading(sorted({gid for _, gid in self._to_load})):
             stored |= {gid: ops.pledge_of(row) for gid, *row in self._link.query(statement)}
-        for number, gid in self._to_tell:
+        for number, gid in self._to_load:
             pledge, leased = stored[gid], self._outcomes[number]
             if leased is not None:
                 pledge = replace(
@@ -220,7 +223,7 @@ class _Group:
                 )
             self._outcomes[number] = pledge
 
-    # -------------------------------------------------------------- rows that are looked for
+    # -------------------------------------------------------------- operations that search for rows
 
     def _claim(self, operation: ops.Claim) -> list[Pledge]:
         found = self._link.query(sql.claiming(now_ms=operation.now_ms, limit=operation.limit))
@@ -247,7 +250,7 @@ class _Group:
 
 
 class _Reading:
-    """Each read is a transaction of its own: READ COMMITTED sees what was committed before it began."""
+    """Each statement sees everything that was committed before it began (READ COMMITTED)."""
 
     def __init__(self, dsn: str) -> None:
         self._connecting = Connecting(dsn)
@@ -263,7 +266,7 @@ class _Reading:
             link.commit()
         except Ended as error:
             self._connecting.drop()
-            raise Busy(f"the database ended a read ({error}); nothing was changed. Try again") from error
+            raise Busy(f"the database aborted a read ({error}); nothing was changed. Try again") from error
         except BaseException:
             self._connecting.drop()
             raise

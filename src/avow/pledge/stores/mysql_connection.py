@@ -1,7 +1,7 @@
-"""One connection to MariaDB or MySQL: what its errors mean, and when to connect again.
+"""One connection to MariaDB or MySQL: the meaning of its errors, and reconnection.
 
-PyMySQL raises one class for a deadlock and for a lost connection; the number tells. Every error leaves here as one of
-ours: Offline (lost, or never there), Busy, DiskFull, Refused, or one of the two a transaction is repeated for.
+PyMySQL raises the same class for a deadlock and for a lost connection; only the number differs. Here every error
+becomes an Offline (no connection), Busy, DiskFull or Refused, or an exception for which the transaction is repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ try:
 except ImportError as cause:
     raise NotInstalled("the MySQL store", extra="mysql") from cause
 
-_CHECKREAD: Final = 1020  # MariaDB 11: the row changed since it was read
+_CHECKREAD: Final = 1020  # MariaDB 11: the row was changed since it was read
 _DISK_FULL: Final = 1021
 _READ_ONLY: Final = (1290, 1792, 1836)
 _GOING_DOWN: Final = (1053, 1317, 1927, 3169)  # shutdown, interrupted, killed
@@ -32,24 +32,26 @@ _SESSION: Final = (
 
 
 class Ended(Exception):
-    """The server ended the transaction for another's sake. Nothing of it happened."""
+    """The server aborted the transaction because of a concurrent one. It changed nothing."""
 
 
 class Duplicate(Exception):
-    """A row with that key is there. The statement changed nothing; the transaction goes on."""
+    """A row with that key exists. The statement changed nothing; the transaction continues."""
 
 
 def arguments(dsn: str) -> dict[str, Any]:
-    """For PyMySQL, from mysql://user:password@host:port/database?unix_socket=...&ssl_ca=..."""
+    """Arguments for PyMySQL, from mysql://user:password@host:port/database?unix_socket=...&ssl_ca=..."""
     url = urlsplit(dsn)
     database = unquote(url.path.lstrip("/"))
     if url.scheme.partition("+")[0] not in ("mysql", "mariadb") or not database:
-        raise InvalidRequest(f"a MySQL store is named mysql://user:password@host:port/database, not {url.scheme}://...")
+        raise InvalidRequest(
+            f"the URL of a MySQL store must be mysql://user:password@host:port/database, not {url.scheme}://..."
+        )
     more = dict(parse_qsl(url.query))
     unknown = sorted(set(more) - {"unix_socket", "ssl_ca", "ssl_cert", "ssl_key"})
     if unknown:
         raise InvalidRequest(
-            f"a MySQL store has no setting {unknown[0]!r}; known are unix_socket and ssl_ca, _cert, _key"
+            f"unknown parameter {unknown[0]!r} of a MySQL store; known are unix_socket, ssl_ca, ssl_cert and ssl_key"
         )
     return {
         "host": url.hostname or "127.0.0.1",
@@ -71,7 +73,7 @@ class Link:
             return tuple(cursor.fetchall())
 
     def change(self, statement: bytes | str) -> int:
-        """How many rows were changed."""
+        """Returns the number of changed rows."""
         with self._connection.cursor() as cursor:
             return int(self._call(cursor.execute, statement))
 
@@ -89,12 +91,12 @@ class Link:
 
     @property
     def hung_up(self) -> bool:
-        """Nothing is expected on an idle connection: what can be read is its end."""
+        """An idle connection gets no data, so if it is readable the server has closed it."""
         sock = self._connection._sock
         return sock is None or bool(select.select([sock], [], [], 0)[0])
 
     def close(self) -> None:
-        self._connection._force_close()  # saying goodbye to a server that is gone would wait for it
+        self._connection._force_close()  # a graceful close would wait for an unreachable server
 
 
 def _meaning(error: Exception) -> Exception:
@@ -105,14 +107,14 @@ def _meaning(error: Exception) -> Exception:
         return Duplicate(text)
     if number < 1000 or 2000 <= number < 3000 or number in _GOING_DOWN:
         return Offline(f"the connection to the database was lost ({text}); nothing was changed")
-    said = f"the database refused it ({number}: {text}); nothing was changed"
+    refused = f"the database refused the operation ({number}: {text}); nothing was changed"
     if number == ER.LOCK_WAIT_TIMEOUT:
-        return Busy(f"{said}. Try again")
+        return Busy(f"{refused}. Try again")
     if number in (_DISK_FULL, ER.RECORD_FILE_FULL):
-        return DiskFull(f"{said}. Free space on its disk, then try again")
+        return DiskFull(f"{refused}. Free space on its disk, then try again")
     if number in _READ_ONLY:
-        return Offline(f"{said}. Try again")
-    return Refused(said)
+        return Offline(f"{refused}. Try again")
+    return Refused(refused)
 
 
 def _parts(error: Exception) -> tuple[int, str]:
@@ -123,7 +125,7 @@ def _parts(error: Exception) -> tuple[int, str]:
 
 
 class Connecting:
-    """Connects when there is something to do, and again after a loss."""
+    """Connects when needed, and reconnects after a loss."""
 
     def __init__(self, dsn: str) -> None:
         self._arguments = arguments(dsn)
@@ -131,7 +133,7 @@ class Connecting:
         self.connects = 0
 
     def link(self) -> Link:
-        """Raises Offline, or Refused when the server is too old."""
+        """Raises Offline, or Refused if the server is too old."""
         if self._link is not None and self._link.hung_up:
             self.drop()
         if self._link is None:
@@ -151,7 +153,7 @@ class Connecting:
             )
         except (pymysql.err.MySQLError, OSError) as error:
             number, text = _parts(error)
-            raise Offline(f"the database cannot be reached ({number}: {text}); nothing was changed") from error
+            raise Offline(f"cannot connect to the database ({number}: {text}); nothing was changed") from error
         link = Link(connection)
         try:
             check_server(str(connection.get_server_info()))
@@ -168,7 +170,7 @@ class Connecting:
         try:
             self._link.roll_back()
         except (AvowError, Ended, Duplicate):
-            self.drop()  # the server rolls back what it hears no more of
+            self.drop()  # the server rolls back when the connection is closed
 
     def drop(self) -> None:
         if self._link is not None:
@@ -182,4 +184,6 @@ def check_server(version: str) -> None:
     found = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     needed = (10, 6) if "MariaDB" in version else (8, 0)
     if found < needed:
-        raise Refused(f"the server is {version}; pledges need MariaDB 10.6 or MySQL 8.0, or newer. Nothing was changed")
+        raise Refused(
+            f"the server is {version}, but pledges need at least MariaDB 10.6 or MySQL 8.0; nothing was changed"
+        )

@@ -1,10 +1,10 @@
 """The tables and statements of the MySQL store.
 
-A statement for many rows is put together as bytes. All values are integers or bytes, and every one goes through
-`literal`, which needs two escapes: sessions have backslash escapes on, and utf8mb4 has no quote inside a character.
+Statements for many rows are built as bytes. All values are integers or bytes and encoded by `literal`, for which two
+escapes are enough: sessions have backslash escapes enabled, and in utf8mb4 no character contains the byte of a quote.
 
-There are no partial indexes here. `stopped_ms` is NULL but for failed and dead pledges, so that its index costs next to
-nothing as long as all goes well, and finds them among millions that succeeded.
+These databases have no partial indexes. `stopped_ms` is NULL except for failed and dead pledges, so its index is small
+and finds them among millions of others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHANGED: Final = tuple(name for name in COLUMNS if name not in ("content", "fen
 _LEASED: Final = ("gid", "fence", "owner", "lease_until_ms", "due_ms")
 _CHANGED_PLACES: Final = [COLUMNS.index(name) for name in _CHANGED]
 _LEASED_PLACES: Final = [COLUMNS.index(name) for name in _LEASED]
-_IDS_MAX: Final = 500  # MariaDB turns longer lists into a join with a table of its own
+_IDS_MAX: Final = 500  # MariaDB turns longer lists into a join with a temporary table
 _INSERT: Final = f"INSERT INTO avow_pledges ({listed(COLUMNS)}, stopped_ms) VALUES ".encode()
 
 HINTS: Final = Hints(
@@ -57,7 +57,7 @@ def literal(value: bytes | int | str) -> bytes:
 
 
 def mark(value: bytes | int | str) -> str:
-    """In a text: ids and statuses are short, so twice their length does no harm."""
+    """A value in a text statement, as hex; ids and statuses are short."""
     if isinstance(value, int):
         return str(value)
     return f"X'{(value.encode() if isinstance(value, str) else value).hex()}'"
@@ -99,7 +99,7 @@ def leasing(rows: Iterable[Row], *, bytes_max: int) -> Iterator[bytes]:
 
 
 def _updating(names: Sequence[str], rows: Iterable[list[bytes]], *, bytes_max: int) -> Iterator[bytes]:
-    """Each row is looked up by its id: the other way round, the database would lock all that it passes."""
+    """Joins from the values to the table by id: in the other direction the database would lock every row it scans."""
     columns = f"SELECT {listed([f'NULL AS {name}' for name in names])} FROM DUAL WHERE FALSE"
     changes = listed([f"p.{name} = v.{name}" for name in names if name != "gid"])
     start = f"UPDATE ({columns} UNION ALL ".encode()

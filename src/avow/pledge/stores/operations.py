@@ -1,14 +1,13 @@
-"""What a store is asked to do, as values: checked and encoded by the caller's task, performed by the store's threads.
+"""The operations of a store as values: checked and encoded by the caller's task, performed by the store's threads.
 
-A database sees bytes and integers only. Ids are bytes, so that they compare byte for byte whatever a database thinks of
-languages; content and progress are msgpack. Beside them stand the few columns that a database itself looks at:
+Databases get bytes and integers only. Ids are bytes, so that they are compared byte for byte, whatever the collation;
+content and progress are msgpack. A few more columns are used by the database itself:
 
-    due_ms       when `claim` may hand it out: next_at_ms, or the end of the lease if that is later; NEVER_MS when it is
-                 finished
-    created_ms   the order of `find`; also tells two lives of one gid apart
-    finished_ms  what `forget` goes by
+    due_ms       when `claim` may return it: next_at_ms, or the end of the lease if that is later; NEVER_MS if finished
+    created_ms   the order of `find`; also distinguishes pledges with the same gid, if one was removed
+    finished_ms  for `forget`
 
-Everything a database could refuse about one operation is refused here, before it joins others in a transaction.
+Everything that a database could refuse about an operation is refused here, before it joins others in a transaction.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Insert(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """`row` is how it will be, and `after` the same as a pledge; its revision is one more than it must be now."""
+    """`row`: the new row, whose revision is one more than the present one; `after`: the same as a pledge."""
 
     row: Row
     after: Pledge
@@ -82,7 +81,7 @@ class Forget(NamedTuple):
 
 
 class SwapTopic(NamedTuple):
-    """Versions 0: it must not be there; it is removed."""
+    """`version_before` 0: it must not exist. `version` 0: remove it."""
 
     name: bytes
     version_before: int
@@ -122,7 +121,7 @@ Operation: TypeAlias = Writing | Reading
 
 
 class Topics(NamedTuple):
-    """A page of topics; `more` when others follow."""
+    """A page of topics; `more`: others follow."""
 
     topics: list[Topic]
     more: bool
@@ -144,9 +143,9 @@ def _bounded(text: str, *, what: str, bytes_max: int) -> bytes:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{what} cannot be written as UTF-8 ({error.reason}); nothing was changed") from error
+        raise InvalidRequest(f"{what} cannot be encoded as UTF-8 ({error.reason}); nothing was changed") from error
     if not 0 < len(data) <= bytes_max:
-        raise InvalidRequest(f"{what} has 1 to {bytes_max} bytes, this one {len(data)}; nothing was changed")
+        raise InvalidRequest(f"{what} must have 1 to {bytes_max} bytes, not {len(data)}; nothing was changed")
     return data
 
 
@@ -158,7 +157,7 @@ def inserting(pledge: Pledge) -> Insert:
 
 def swapping(before: Pledge, progress: Progress, *, release: bool) -> Swap:
     if progress.created_ms != before.progress.created_ms:
-        raise InvalidRequest("a pledge keeps the time of its creation; nothing was changed")
+        raise InvalidRequest("the creation time of a pledge cannot be changed; nothing was changed")
     owner, lease_until_ms = ("", 0) if release else (before.owner, before.lease_until_ms)
     after = Pledge(before.content, progress, before.revision + 1, before.fence, owner, lease_until_ms)
     return Swap(_row(after, id_bytes(before.content.gid), content=b"", owner=owner.encode()), after, before.status)
@@ -170,8 +169,8 @@ def _row(pledge: Pledge, gid: bytes, *, content: bytes, owner: bytes) -> Row:
     encoded = _encoded(progress)
     if len(content) + len(encoded) > limits.PLEDGE_STORED_SIZE_BYTES_MAX:
         raise TooLarge(
-            f"a pledge of {len(content) + len(encoded)} bytes is more than the {limits.PLEDGE_STORED_SIZE_BYTES_MAX} "
-            f"that are stored; nothing was changed. Send less, or have branches fetch it"
+            f"the pledge has {len(content) + len(encoded)} bytes, at most {limits.PLEDGE_STORED_SIZE_BYTES_MAX} can be "
+            "stored; nothing was changed. Send less data, or let the branches fetch it"
         )
     due_ms = NEVER_MS
     if status in UNFINISHED:
@@ -179,7 +178,7 @@ def _row(pledge: Pledge, gid: bytes, *, content: bytes, owner: bytes) -> Row:
     counts = (pledge.revision, pledge.fence)
     times = (lease_until_ms, next_at_ms, due_ms, progress.created_ms, progress.finished_ms)
     check_times(*counts, *times)
-    return tuple.__new__(Row, (gid, content, encoded, status, *counts, owner, *times))  # half of what Row(...) takes
+    return tuple.__new__(Row, (gid, content, encoded, status, *counts, owner, *times))  # twice as fast as Row(...)
 
 
 def _encoded(value: object) -> bytes:
@@ -187,14 +186,14 @@ def _encoded(value: object) -> bytes:
         return encode(value)
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"a text in it cannot be written as UTF-8 ({error.reason}); nothing was changed"
+            f"the pledge contains text that cannot be encoded as UTF-8 ({error.reason}); nothing was changed"
         ) from error
 
 
 def check_times(*numbers: int) -> None:
-    """Every store holds integers up to 2**53 - 1, which a Redis score can tell apart."""
+    """Every store has integers up to 2**53 - 1, the limit of exact Redis scores."""
     if min(numbers) < 0 or max(numbers) > NEVER_MS:
-        raise InvalidRequest(f"times and counts are between 0 and {NEVER_MS}, found {numbers}; nothing was changed")
+        raise InvalidRequest(f"times and counts must be between 0 and {NEVER_MS}, not {numbers}; nothing was changed")
 
 
 def pledge_of(stored: Sequence[Any]) -> Pledge:
@@ -208,11 +207,14 @@ def pledge_of(stored: Sequence[Any]) -> Pledge:
 def swapping_topic(
     before: Topic | None, subscribers: Sequence[tuple[str, str]], *, name: str, now_ms: int
 ) -> SwapTopic:
-    """Compared are version and subscribers: a topic removed and made again may have the same version."""
+    """Compares version and subscribers: a topic that was removed and created again may have the same version."""
     check_times(now_ms)
     after = _encoded(tuple(subscribers))
     if len(after) > limits.TOPIC_SIZE_BYTES_MAX:
-        raise TooLarge(f"{len(after)} bytes of subscribers, {limits.TOPIC_SIZE_BYTES_MAX} fit; nothing was changed")
+        raise TooLarge(
+            f"the topic's subscribers have {len(after)} bytes, at most {limits.TOPIC_SIZE_BYTES_MAX} are allowed; "
+            "nothing was changed"
+        )
     version_before = 0 if before is None else before.version
     return SwapTopic(
         name_bytes(name),
@@ -231,7 +233,7 @@ def topic_of(stored: Sequence[Any]) -> Topic:
 
 
 def page_of(found: Sequence[Sequence[Any]], *, limit: int) -> Page:
-    """From rows of gid, created_ms and READ_COLUMNS; one more than the limit says that others follow."""
+    """From rows of gid, created_ms and READ_COLUMNS. One row more than `limit` means that others follow."""
     pledges = tuple(pledge_of(row[2:]) for row in found[:limit])
     if len(found) <= limit:
         return Page(pledges)
@@ -244,10 +246,10 @@ def topics_of(found: Sequence[Sequence[Any]], *, limit: int) -> Topics:
 
 
 def position_of(text: str) -> tuple[int, bytes] | None:
-    """Where a page starts: after this time of creation and id, newest first. Raises InvalidRequest."""
+    """Parses a position, (created_ms, gid), after which a page begins, newest first. Raises InvalidRequest."""
     if not text:
         return None
     created, _, gid = text.partition("-")
     if not (created.isascii() and created.isdecimal() and gid) or int(created) > NEVER_MS:
-        raise InvalidRequest(f"{text[:40]!r} is no position; take next_position of the page before, or none")
+        raise InvalidRequest(f"{text[:40]!r} is not a valid position; use next_position of the page before, or none")
     return int(created), id_bytes(gid)

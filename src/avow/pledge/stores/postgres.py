@@ -1,16 +1,16 @@
 """Pledges in PostgreSQL, shared by any number of coordinators.
 
-A group is one transaction and one round trip: BEGIN, one statement for each kind of operation with its values as arrays
-(`unnest`), COMMIT, all sent before the first answer is read. The server syncs once for all of them.
+A group is one transaction and one round trip: BEGIN, one statement per kind of operation with its values as arrays
+(`unnest`), COMMIT, all sent before the first answer is read. The server syncs once for all operations.
 
-Rows are locked in the order of their ids within a statement; when a group changes rows by two statements, it locks all
-of them first, in that order. So coordinators that meet on the same pledges wait for each other and do not deadlock; if
-a server ends a transaction nevertheless, it is repeated. `claim` passes over rows that another has locked.
+Within a statement rows are locked in the order of their ids; if a group changes rows with two statements, it locks all
+of them first, in that order. So coordinators that change the same pledges wait for each other without deadlocks. If the
+server aborts a transaction nevertheless, it is repeated. `claim` skips rows that are locked.
 
-Plans are fixed to index look-ups: a plan made while the table was empty would read all of it once it is full.
+Plans are restricted to index scans: a plan made for the empty table would scan all of it when it is large.
 
-What a lost connection means: COMMIT is sent along with the rest, so once a group was sent its outcome is unknown;
-before, and for everything that only reads, it is offline and nothing was changed.
+If the connection is lost after a group was sent, its outcome is unknown, because COMMIT was sent with it. Before that,
+and for reads, the error is Offline and nothing was changed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PLANS: Final = (
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; "
     "SET enable_mergejoin = off"
 )
-_LOCK_NUMBER: Final = 0x41564F57  # of pg_advisory_lock, while tables are made
+_LOCK_NUMBER: Final = 0x41564F57  # of the advisory lock while tables are created
 
 
 class PostgresStore(GroupedStore):
-    """`dsn` as libpq takes it. Tables are made in the first schema of its search_path."""
+    """`dsn`: a connection string of libpq. Tables are created in the first schema of its search_path."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(_Writing(dsn), _Reading(dsn), _Reading(dsn), name="postgres")
@@ -83,14 +83,16 @@ class _Writing:
                 self._connecting.roll_back()
             except psycopg.Error as error:
                 self._explain(link, error)
-        raise Busy("PostgreSQL ended the transaction for others again and again; nothing was changed. Try again")
+        raise Busy(
+            "PostgreSQL aborted the transaction repeatedly because of concurrent ones; nothing was changed. Try again"
+        )
 
     def _explain(self, link: Link, error: psycopg.Error) -> NoReturn:
         if link.closed or error.sqlstate is None:
             self._connecting.drop()
             raise Unknown(
-                f"the connection to PostgreSQL was lost before it answered ({text(error)}); it may or may not be "
-                f"stored. Load it again to see"
+                f"the connection to PostgreSQL was lost before it answered ({text(error)}); the change may or may not "
+                "be stored. Load the pledge to find out"
             ) from error
         self._connecting.roll_back()
         raise refusal(error) from error
@@ -103,7 +105,7 @@ class _Writing:
 
 
 class _Group:
-    """One transaction. Statements are queued in order, and their answers read when all were sent."""
+    """One transaction. All statements are sent in order before their answers are read."""
 
     def __init__(self, link: Link, operations: Sequence[ops.Writing]) -> None:
         self._link = link
@@ -162,7 +164,7 @@ class _Group:
             self._found[round_[at - 1][0]] = ops.pledge_of(stored)
 
     def _inserted(self, inserts: list[tuple[int, ops.Insert]], cursor: Cursor | None) -> None:
-        """Committed. Of one gid in a group the first is stored; those that found one there are told which."""
+        """After the commit. Of several inserts with a gid the first is stored; the others get the stored pledge."""
         stored = set() if cursor is None else {gid for (gid,) in cursor.fetchall()}
         late = []
         for number, op in inserts:
@@ -171,23 +173,26 @@ class _Group:
             else:
                 late.append((number, op))
         if late:
-            self._tell(late)
+            self._load_existing(late)
 
-    def _tell(self, late: list[tuple[int, ops.Insert]]) -> None:
-        """Nothing of these was stored, so a loss here is no doubt about them; but neighbours are committed."""
+    def _load_existing(self, late: list[tuple[int, ops.Insert]]) -> None:
+        """These were not stored, so a lost connection here is not Unknown; the rest of the group is committed."""
         there: dict[bytes, Pledge] = {}
-        missing: AvowError = Busy("a pledge of that id was removed at this moment; nothing was changed. Try again")
+        missing: AvowError = Busy("the existing pledge with that gid was just removed; nothing was changed. Try again")
         try:
             rows = self._link.execute(sql.LOAD, [packed([op.row.gid for _, op in late])]).fetchall()
             there = {gid: ops.pledge_of(row) for gid, *row in rows}
         except psycopg.Error as error:
-            missing = Offline(f"there is a pledge of that id, but the connection was lost ({text(error)}). Ask again")
+            missing = Offline(
+                f"a pledge with that gid exists, but the connection was lost ({text(error)}); nothing was changed. "
+                "Try again"
+            )
         for number, op in late:
             self._found[number] = there.get(op.row.gid, missing)
 
 
 def _rounds(leases: list[tuple[int, ops.ClaimOne]]) -> list[list[tuple[int, ops.ClaimOne]]]:
-    """One statement changes a row once: a gid that is asked for twice goes into a second one."""
+    """A statement can change a row only once, so repeated claims of a gid are in further statements."""
     rounds: list[list[tuple[int, ops.ClaimOne]]] = []
     seen: dict[bytes, int] = {}
     for number, op in leases:

@@ -1,8 +1,7 @@
-"""The tables and statements of the PostgreSQL store. `%b`: the value travels in binary.
+"""The tables and statements of the PostgreSQL store. `%b`: the value is sent in binary.
 
-Statements that take arrays number their elements; what comes back is the number of each that took effect. Where two
-elements of a statement meet on one row, PostgreSQL uses one of them and passes over the other, which is what comparing
-and swapping asks for.
+Statements with arrays number the elements and return the numbers of those that took effect. If two elements of a
+statement are for the same row, PostgreSQL uses one and ignores the other, as compare-and-set requires.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """Pledges in Redis, shared by any number of coordinators.
 
-Each operation is one Lua script. A group is sent as one pipeline and executed as one transaction: one round trip, and
-with `appendfsync always` one sync.
+Each operation is one Lua script. A group is sent as one pipeline and executed as one transaction: one round trip and,
+with `appendfsync always`, one sync.
 
-What Redis keeps of it is the server's matter, and this store does not pretend otherwise:
+Durability depends on the server's settings:
 
-    appendonly yes, appendfsync always   what was answered survives kill -9 and a power cut. `server_syncs` is 1
-    anything less                        a crash of the server may take what was answered. `server_syncs` is 0, or -1
-                                         when the server does not tell
-    replicas                             a fail-over takes what had not arrived. With `wait_replicas` the answer comes
-                                         after so many have it; if they are silent, the outcome is unknown
-    maxmemory-policy noeviction          any other lets Redis remove pledges under way
+    appendonly yes, appendfsync always   answered changes survive kill -9 and a power cut. `server_syncs` is 1
+    anything less                        a crash of the server may lose answered changes. `server_syncs` is 0, or -1 if
+                                         the server does not show its settings
+    replicas                             a fail-over loses what was not replicated. With `wait_replicas` a change is
+                                         answered when so many replicas have it; if they do not answer it is Unknown
+    maxmemory-policy noeviction          with any other policy Redis may evict unfinished pledges
 
-All keys share one hash tag, so that they lie on one node of a Redis Cluster; this store speaks to that node only.
+All keys have the same hash tag, so they are on one node of a Redis Cluster; this store connects to that node only.
 
-A command that was sent and not answered may have been executed, so nothing is ever sent a second time on its own:
-redis-py would, and a swap would be told that it lost against itself. The outcome is unknown.
+A command without an answer may have been executed, so it is not retried and its outcome is Unknown. redis-py's client
+would retry it, and a repeated swap would be refused because of its own first execution.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ _WAIT_MS: Final = 5_000
 
 
 class RedisStore(GroupedStore):
-    """`url`: redis://, rediss:// or unix://, as redis-py takes it, and in it ?prefix= and ?wait_replicas= too.
+    """`url`: redis://, rediss:// or unix:// of redis-py, optionally with ?prefix= and ?wait_replicas=
 
-    Stores of different prefixes do not meet.
+    Stores with different prefixes are separate.
     """
 
     def __init__(self, url: str, *, prefix: str = "avow", wait_replicas: int = 0) -> None:
         address, own = _split(url)
         prefix, replicas = own.get("prefix", prefix), own.get("wait_replicas", str(wait_replicas))
         if not prefix or set(prefix) & set("{}"):
-            raise InvalidRequest(f"a prefix has no braces and is not empty, found {prefix!r}")
+            raise InvalidRequest(f"prefix must be non-empty and without braces, not {prefix!r}")
         if not (replicas.isascii() and replicas.isdecimal()):
-            raise InvalidRequest(f"wait_replicas is a number of replicas, found {replicas!r}")
+            raise InvalidRequest(f"wait_replicas must be a number of replicas, not {replicas!r}")
         keys = _Keys(prefix)
         writing = _Writing(address, keys, int(replicas))
         super().__init__(writing, _Reading(address, keys), _Reading(address, keys), name="redis")
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
-    """Without the settings that are ours; and these."""
+    """The URL without this store's own parameters, and these."""
     parts = urlsplit(url)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     own = {name: value for name, value in pairs if name in ("prefix", "wait_replicas")}
@@ -111,11 +111,11 @@ class _Writing:
             check_version(int(version), where="Redis")
         except LOST as error:
             self._connecting.drop()
-            raise Offline(f"Redis was lost while it was opened ({error_text(error)})") from error
+            raise Offline(f"the connection to Redis was lost while it was opened ({error_text(error)})") from error
         except AvowError:
             self._connecting.drop()
             raise
-        if not isinstance(settings, Refusal):  # hosted servers tell nothing about themselves
+        if not isinstance(settings, Refusal):  # hosted servers may refuse CONFIG
             known = dict(zip(settings[::2], settings[1::2], strict=True))
             self._syncs = int(known.get(b"appendonly") == b"yes" and known.get(b"appendfsync") == b"always")
 
@@ -130,15 +130,15 @@ class _Writing:
         except LOST as error:
             self._connecting.drop()
             raise Unknown(
-                f"the connection to Redis was lost before it answered ({error_text(error)}); it may or may not be "
-                f"stored. Load it again to see"
+                f"the connection to Redis was lost before it answered ({error_text(error)}); the change may or may not "
+                "be stored. Load the pledge to find out"
             ) from error
         if any(isinstance(answer, ReadOnly) for answer in answers):
-            self._connecting.drop()  # it is a replica now: its name may lead elsewhere
+            self._connecting.drop()  # it is a replica now: its name may resolve to another server
         if self._wait_replicas and answers.pop() != self._wait_replicas:
             raise Unknown(
-                f"Redis has it, but not {self._wait_replicas} replicas within {_WAIT_MS / 1000:g} s; a fail-over may "
-                f"take it. Look at the replicas"
+                f"Redis stored the change, but {self._wait_replicas} replicas did not confirm it within "
+                f"{_WAIT_MS / 1000:g} s; a fail-over may lose it. Check the replicas"
             )
         return [_outcome(operation, answer) for operation, answer in zip(operations, answers, strict=True)]
 

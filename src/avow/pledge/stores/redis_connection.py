@@ -1,7 +1,7 @@
-"""One connection to Redis: pipelines, what its errors mean, and when to connect again.
+"""One connection to Redis: pipelines, the meaning of its errors, and reconnection.
 
-redis-py's own client sends a command again when the connection breaks. Below it, its connections do not, so these are
-used: what was sent and not answered is for the caller to judge.
+redis-py's client resends a command when the connection is lost; its lower-level connections do not. This module uses
+the connections, because the caller must decide about commands without an answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN
 
 
 class Discarded(Exception):
-    """One of a transaction's commands was refused, with `refusal`, before any was executed."""
+    """A command of a transaction was refused, with `refusal`, before any was executed."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))
@@ -45,8 +45,8 @@ def error_text(error: BaseException) -> str:
 
 
 def refusal(error: Refusal) -> AvowError:
-    """Of one command: the server answered that it did not execute it."""
-    text = f"Redis refused it ({error_text(error)}); nothing was changed"
+    """For a command that the server refused to execute."""
+    text = f"Redis refused the command ({error_text(error)}); nothing was changed"
     if isinstance(error, OutOfMemoryError):
         return DiskFull(f"{text}. Give it more memory, then try again")
     if isinstance(error, ReadOnly) or str(error).startswith(_NOT_NOW):
@@ -57,7 +57,7 @@ def refusal(error: Refusal) -> AvowError:
 
 
 class Connecting:
-    """One connection and its pipelines. Connects when there is something to do, and again after a loss."""
+    """One connection and its pipelines. Connects when needed, and reconnects after a loss."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -69,12 +69,12 @@ class Connecting:
                 protocol=2,
             )
         except ValueError as error:
-            raise InvalidRequest(f"a Redis store is named redis://host:port/0: {error}") from error
+            raise InvalidRequest(f"the URL of a Redis store must be like redis://host:port/0: {error}") from error
         self._connection: Any = None
         self.connects = 0
 
     def connect(self) -> None:
-        """Raises Offline. A server that went away while nothing was asked is noticed here; new ones get the scripts."""
+        """Raises Offline. A connection that was closed while idle is replaced. A new one loads the scripts."""
         try:
             if self._connection is not None and self._hung_up():
                 self.drop()
@@ -86,10 +86,10 @@ class Connecting:
                 self._load_scripts()
         except LOST as error:
             self.drop()
-            raise Offline(f"Redis cannot be reached ({error_text(error)}); nothing was changed") from error
+            raise Offline(f"cannot connect to Redis ({error_text(error)}); nothing was changed") from error
 
     def _hung_up(self) -> bool:
-        """Nothing is expected on an idle connection: what can be read is its end."""
+        """An idle connection gets no data, so if it is readable the server has closed it."""
         try:
             return bool(self._connection.can_read(timeout=0))
         except LOST:
@@ -101,15 +101,16 @@ class Connecting:
                 raise answer
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
-        """An answer for each, a Refusal among them. Raises one of LOST when it was.
+        """An answer for each command, which may be a Refusal. Raises one of LOST if the connection is lost.
 
-        A server that lost its scripts (SCRIPT FLUSH, a fail-over) gets them again, and executes what it has not."""
+        If the server has lost the scripts (SCRIPT FLUSH, a fail-over) they are loaded again, and the commands that it
+        refused for that reason are repeated."""
         return self._with_scripts(self._exchange, commands)
 
     def send_together(self, commands: Sequence[Command], *, wait: Command | None = None) -> list[Any]:
-        """As one transaction, so that Redis executes and syncs them together in however many pieces they arrive.
+        """As one transaction, so that Redis executes and syncs them together even if they arrive in pieces.
 
-        `wait` is sent behind; its answer is the last. Raises Discarded when Redis would not take one of them."""
+        `wait` is sent after them; its answer is the last. Raises Discarded if Redis refused one of them."""
         return self._with_scripts(partial(self._transact, wait=wait), commands)
 
     def _with_scripts(

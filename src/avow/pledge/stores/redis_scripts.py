@@ -1,14 +1,14 @@
-"""The Lua scripts of the Redis store. Each is one operation: nothing else runs in the server meanwhile.
+"""The Lua scripts of the Redis store. Each is one operation, which the server executes atomically.
 
-A script reads and decides first, and then writes: Redis does not undo what a script did before it failed. Times and
-counts go in and out as texts, because a Lua number prints 1.7e+12. Ids of one score are compared byte by byte where
-it matters: Lua's `<` follows the server's language.
+A script first reads and decides, and then writes, because Redis does not roll back a script that fails. Times and
+counts are passed as text, because Lua prints large numbers as 1.7e+12. Ids with the same score are compared byte by
+byte where it matters, because Lua's `<` depends on the server's locale.
 
     PREFIX:g:<gid>      hash: c content, p progress, s status, r revision, f fence, o owner, l lease_until_ms,
                         n next_at_ms, t created_ms
-    PREFIX:due          gid by due_ms; what is finished is not in it
+    PREFIX:due          gid by due_ms, of unfinished pledges
     PREFIX:s:<status>   gid by created_ms
-    PREFIX:done         gid by finished_ms: what `forget` may remove
+    PREFIX:done         gid by finished_ms, of pledges that `forget` may remove
     PREFIX:t:<name>     hash of a topic: s subscribers, v version, c created_ms, u updated_ms
     PREFIX:names        names of topics, in order
 """
@@ -27,7 +27,7 @@ class Script:
 
 _READ: Final = "redis.call('HMGET', key, 'c', 'p', 'r', 'f', 'o', 'l')"
 
-# KEYS: pledge, due, status, done. ARGV: gid c p s r f o l n t due finished; due and finished "" for not at all
+# KEYS: pledge, due, status, done. ARGV: gid c p s r f o l n t due finished; due and finished "": none
 INSERT: Final = Script(f"""
 local key = KEYS[1]
 if redis.call('EXISTS', key) == 1 then return {_READ} end
@@ -76,7 +76,7 @@ if tonumber(now[2]) > tonumber(ARGV[3]) and now[3] ~= ARGV[2] then return false 
 return lease(KEYS[1], ARGV[1], ARGV[2], ARGV[4], KEYS[2])
 """)
 
-# KEYS: due. ARGV: start of a pledge's key, owner, now, until, limit. An id without a pledge was evicted: see the store
+# KEYS: due. ARGV: start of a pledge's key, owner, now, until, limit. An id without a pledge was evicted: see redis.py
 CLAIM: Final = Script(f"""
 {_LEASE}
 local claimed = {{}}
@@ -104,7 +104,7 @@ end
 return #gone
 """)
 
-# KEYS: one for each status. ARGV: start of a pledge's key, newest, oldest, count, and of the position created_ms and
+# KEYS: one per status. ARGV: start of a pledge's key, newest, oldest, count, and of the position created_ms and
 # gid, or "" twice. Newest first: {{gid, created_ms, c, p, r, f, o, l}, ...}
 FIND: Final = Script(f"""
 local function before(a, b)

@@ -1,9 +1,9 @@
-"""What the three SQL stores have in common: names of tables, the version of their layout, and the query of `find`.
+"""The common part of the three SQL stores: tables, the version of their layout, and the query of `find`.
 
-Statements differ where databases do: how many rows one statement can change and what it tells about them. Each store
-writes its own. Values are never put into a text but through `mark`, which each database has its own way to do.
+All other statements differ, because databases differ in how many rows a statement can change and in what it reports
+about them, so each store has its own. Values are put into a statement only with `mark`, which each store implements.
 
-    avow_pledges   one row for each pledge; columns as in operations.Row
+    avow_pledges   one row per pledge; columns as in operations.Row
     avow_topics    name, subscribers, version, created_ms, updated_ms
     avow_meta      one row: the version of this layout
 """
@@ -18,7 +18,7 @@ from avow.pledge.record import UNFINISHED
 from avow.pledge.stores.operations import READ_COLUMNS, Find
 
 SCHEMA_VERSION: Final = 1
-STOPPED: Final = "status IN ('failed', 'dead')"  # few, and looked for: the predicate of an index of their own
+STOPPED: Final = "status IN ('failed', 'dead')"  # few, and often queried: they have their own index
 UNDER_WAY: Final = f"status IN ({str(UNFINISHED)[1:-1]})"
 READ: Final = ", ".join(READ_COLUMNS)
 TOPIC_COLUMNS: Final = "name, subscribers, version, created_ms, updated_ms"
@@ -29,14 +29,14 @@ Mark = Callable[[Any], str]
 def check_version(found: int, *, where: str) -> None:
     if found != SCHEMA_VERSION:
         raise Refused(
-            f"the tables in {where} have layout {found}, this Avow knows layout {SCHEMA_VERSION}; nothing was changed. "
-            f"Use the Avow that made them, or another database"
+            f"the tables in {where} have layout {found}, but this version of Avow needs layout {SCHEMA_VERSION}; "
+            "nothing was changed. Use the version of Avow that created them, or another database"
         )
 
 
 class Hints(NamedTuple):
-    """What stands behind the table's name, for a database that would rather sort it; and a condition that makes the
-    index of failed and dead ones fit."""
+    """Index hints after the table's name, for a database that would sort instead; `is_stopped`: a condition with which
+    the index of failed and dead pledges can be used."""
 
     newest: str = ""
     stopped: str = ""
@@ -44,7 +44,7 @@ class Hints(NamedTuple):
 
 
 def finding(find: Find, mark: Mark, hints: Hints = Hints()) -> str:  # noqa: B008 - frozen
-    """Newest first, one row more than asked for. A position is compared as (created_ms, gid), which is unique."""
+    """Newest first, one row more than the limit. A position is compared as (created_ms, gid), which is unique."""
     conditions, hint = _conditions(find, mark), ""
     statuses = set(find.wanted.statuses)
     if statuses and statuses <= {"failed", "dead"}:
@@ -78,7 +78,7 @@ def _conditions(find: Find, mark: Mark) -> list[str]:
 
 
 class Marks:
-    """Placeholders of one style, and the values for them in order."""
+    """Placeholders of one style, and their values in order."""
 
     def __init__(self, placeholder: str) -> None:
         self._placeholder = placeholder

@@ -1,13 +1,13 @@
-"""Pledges in one SQLite file: nothing to install, a few thousand a second with every commit synced.
+"""Pledges in one SQLite file: nothing to install, a few thousand per second with every commit synced.
 
-WAL with synchronous=FULL: a commit returns when the log is on the disk. One thread writes, and everything that waits
-for it goes into one transaction, so a sync is shared by as many as came while the last one ran. Statements are small
-and run one by one: inside a process that costs microseconds.
+WAL with synchronous=FULL: a commit returns when the log is synced. One thread writes, and all waiting operations are
+one transaction, so they share a sync. Statements are small and executed one by one, which within a process costs
+microseconds.
 
-Another process may share the file; a transaction takes the write lock at its start and waits for it a bounded time.
+Another process may use the same file; a transaction takes the write lock when it begins, with a bounded wait.
 
-What can go wrong with a commit: SQLITE_FULL is definite, the log has no commit record. After an input/output error
-nobody knows how much of the log the disk holds, so the outcome is unknown.
+If a commit fails with SQLITE_FULL that is definite, because the log has no commit record. After an I/O error it is not
+known how much of the log is on the disk, so the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _connect(path: str) -> sqlite3.Connection:
         return sqlite3.connect(path, timeout=limits.STORE_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise Offline(
-            f"{path} cannot be opened: {error}; nothing was changed. Look at the folder and its rights"
+            f"cannot open {path}: {error}; nothing was changed. Check the folder and its permissions"
         ) from error
 
 
@@ -121,7 +121,7 @@ class _Writing:
         self._db = db
 
     def _use_log(self, db: sqlite3.Connection) -> None:
-        """SQLite does not wait for others here, as it does everywhere else."""
+        """Retries, because SQLite's busy timeout does not apply to this statement."""
         deadline = monotonic() + limits.STORE_LOCK_TIMEOUT_S
         while True:
             try:
@@ -132,7 +132,10 @@ class _Writing:
                     raise
                 sleep(_PAUSE_S)
         if mode != "wal":
-            raise Refused(f"{self._path} cannot have a write-ahead log ({mode}); use a folder on a local disk")
+            raise Refused(
+                f"{self._path} cannot use a write-ahead log (journal mode {mode}); nothing was changed. "
+                "Use a folder on a local disk"
+            )
 
     def _make_tables(self, db: sqlite3.Connection) -> None:
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'avow_meta'").fetchone() is None:
@@ -156,25 +159,25 @@ class _Writing:
             self._roll_back(db)
             if _name(error).startswith("SQLITE_IOERR"):
                 raise Unknown(
-                    f"the disk failed while {self._path} was synced ({_name(error)}: {error}); it may or may not be "
-                    f"stored. Look at the disk, then load it again to see"
+                    f"an I/O error while {self._path} was synced ({_name(error)}: {error}); the change may or may not "
+                    "be stored. Check the disk, then load the pledge to find out"
                 ) from error
             raise self._refusal(error) from error
         return outcomes
 
     def _roll_back(self, db: sqlite3.Connection) -> None:
-        if db.in_transaction:  # some errors have rolled back already
+        if db.in_transaction:  # after some errors SQLite has rolled back
             db.execute("ROLLBACK")
 
     def _refusal(self, error: sqlite3.Error) -> AvowError:
         name, path = _name(error), self._path
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            return Busy(f"another process holds {path} for longer than it should; nothing was changed. Try again")
+            return Busy(f"another process holds the lock of {path}; nothing was changed. Try again")
         if name == "SQLITE_FULL":
-            return DiskFull(f"no room for {path} on its disk; nothing was changed. Free space, then try again")
+            return DiskFull(f"the disk of {path} is full; nothing was changed. Free space, then try again")
         if name.startswith("SQLITE_IOERR"):
-            return Offline(f"the disk of {path} fails ({name}: {error}); nothing was changed. Look at the disk")
-        return Refused(f"SQLite refused it ({name}: {error}); nothing was changed")
+            return Offline(f"I/O error on {path} ({name}: {error}); nothing was changed. Check the disk")
+        return Refused(f"SQLite refused the operation ({name}: {error}); nothing was changed")
 
     def close(self) -> None:
         if self._db is not None:
@@ -229,7 +232,7 @@ def _swap_topic(db: sqlite3.Connection, operation: ops.SwapTopic) -> bool:
 
 
 class _Reading:
-    """A second connection sees what is committed, without waiting for the one that writes."""
+    """Another connection, which reads committed data without waiting for the writing one."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -245,7 +248,7 @@ class _Reading:
         try:
             return [self._read(self._db, operation) for operation in operations]
         except sqlite3.Error as error:
-            raise Offline(f"{self._path} cannot be read ({_name(error)}: {error}); nothing was changed") from error
+            raise Offline(f"cannot read {self._path} ({_name(error)}: {error}); nothing was changed") from error
 
     def _read(self, db: sqlite3.Connection, operation: ops.Reading) -> Any:
         match operation:

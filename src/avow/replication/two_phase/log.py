@@ -1,12 +1,12 @@
-"""The lane's log as one peer holds it in memory: entries since a base, and who votes according to them.
+"""A lane's log in the memory of one peer: the entries since a base, and the membership they define.
 
-    base          everything at or before it is applied and committed: the newest snapshot's position, or later, when
-                  entries were forgotten because memory is bounded
+    base          everything at or before it is applied and committed: the newest snapshot's position, or later, if
+                  entries were dropped because memory is bounded
     base+1..end   entries, each with the ballot (origin) that first appended it
 
-Two logs that have the same origin at the same position are equal up to there: that is the invariant every comparison
-below rests on. Entries up to the base are not kept here; `read` (storage) may still have them for readers and for peers
-that are behind. A cut takes membership entries with it, so `members` is always that of the newest one in the log.
+Two logs with the same origin at the same position are equal up to there. Every comparison below depends on this
+invariant. Entries up to the base are not in memory; `read` (storage) may still have them for readers and for peers that
+are behind. A cut also removes membership entries, so `members` always comes from the newest one in the log.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from avow.replication.membership import Members, decode_members
 from avow.replication.pieces import entry_bytes, one_frame
 from avow.wire.messages import Entry, Kind, Snapshot
 
-# (after, max_entries) -> entries that storage still holds, from after + 1 on; it bounds their bytes as it likes, but
-# gives one at least if there is one. May raise Trimmed or StorageDamaged.
+# (after, max_entries) -> entries in storage, from after + 1 on. It may limit their bytes, but returns at least one
+# entry if there is one. May raise Trimmed or StorageDamaged.
 Read: TypeAlias = Callable[[int, int], Sequence[Entry]]
 
 
@@ -37,11 +37,11 @@ class LaneLog:
 
     @property
     def readable(self) -> bool:
-        """Whether there is a storage behind it that can be read."""
+        """Whether older entries can be read from storage."""
         return self._read is not None
 
     def reset(self, snapshot: Snapshot) -> None:
-        """The log becomes the snapshot and nothing else."""
+        """Replace the log by the snapshot."""
         self._entries.clear()
         self._history.clear()
         self.size_bytes = 0
@@ -51,13 +51,13 @@ class LaneLog:
         self.members_at = snapshot.position
 
     def origin(self, position: int) -> int:
-        """Of the entry at `position`, which must lie in base..end; -1 when it does not."""
+        """The origin of the entry at `position`; -1 if that is not in base..end."""
         if position > self.base:
             return self._entries[position - self.base - 1].origin if position <= self.end else -1
         return self.base_origin if position == self.base else -1
 
     def older_origin(self, position: int) -> int:
-        """Of an entry before the base, from storage; -1 when it is not there any more. 0 before the first entry."""
+        """The origin of an entry before the base, from storage; -1: it was removed; 0: before the first entry."""
         found = self.older(position - 1, 1) if position else ()
         return found[0].origin if found else (-1 if position else 0)
 
@@ -65,25 +65,25 @@ class LaneLog:
         return self._entries[position - self.base - 1]
 
     def find(self, position: int) -> Entry | None:
-        """The entry at `position`, from memory or storage; None when neither has it."""
+        """The entry at `position`, from memory or storage; None: neither has it."""
         if position > self.base:
             return self._entries[position - self.base - 1] if position <= self.end else None
         found = self.older(position - 1, 1)
         return found[0] if found else None
 
     def slice(self, after: int, max_entries: int) -> tuple[Entry, ...]:
-        """At most `max_entries` entries that follow `after` (from the base on), however large they are."""
+        """At most `max_entries` entries that follow `after` (from the base on), whatever their size."""
         start = after - self.base
         return tuple(self._entries[start : start + max_entries])
 
     def piece(self, after: int, max_entries: int) -> tuple[Entry, ...]:
-        """The part of `slice` that one frame may carry."""
+        """The part of `slice` that fits into one frame."""
         return one_frame(self.slice(after, max_entries))
 
     def older(self, after: int, max_entries: int) -> tuple[Entry, ...]:
-        """What one frame may carry of the entries after `after` and up to the base, if storage still has them.
+        """The entries after `after` and up to the base that fit into one frame, if storage still has them.
 
-        Never beyond the base: storage may not have been told yet that something there was cut.
+        Never beyond the base: a cut of later entries may not have reached storage yet.
         """
         wanted = min(max_entries, self.base - after)
         if self._read is None or wanted <= 0:
@@ -105,7 +105,7 @@ class LaneLog:
             self.members_at = entry.position
 
     def cut(self, end: int) -> None:
-        """Drop what lies after `end`."""
+        """Drop the entries after `end`."""
         assert end >= self.base, f"cut at {end} would remove committed entries up to {self.base}"
         self.size_bytes -= sum(map(entry_bytes, self._entries[end - self.base :]))
         del self._entries[end - self.base :]
@@ -115,7 +115,7 @@ class LaneLog:
             self.members_at = self._history[-1][0] if self._history else self.base
 
     def members_as_of(self, position: int) -> Members:
-        """In force after the entry at `position` (which must lie in base..end)."""
+        """The membership in force after the entry at `position`, which must be in base..end."""
         members = self.members
         for at, before in reversed(self._history):
             if at <= position:
@@ -124,7 +124,7 @@ class LaneLog:
         return members
 
     def compact(self, upto: int) -> None:
-        """Forget entries up to `upto`, which a snapshot covers or storage keeps."""
+        """Drop entries up to `upto` from memory; a snapshot covers them or storage has them."""
         if upto <= self.base:
             return
         origin = self.origin(upto)
@@ -134,9 +134,9 @@ class LaneLog:
         self._history = [item for item in self._history if item[0] > upto]
 
     def surplus(self, *, max_entries: int, max_bytes: int) -> int:
-        """The position up to which entries must go so that a quarter of the bounds is free again.
+        """The position up to which entries must be dropped so that a quarter of both limits is free again.
 
-        A quarter, because dropping the first of thousands costs the same as dropping hundreds of them.
+        A quarter, because dropping the first entry of thousands costs as much as dropping hundreds of them.
         """
         keep_entries, keep_bytes = max_entries - max_entries // 4, max_bytes - max_bytes // 4
         position, size = max(self.base, self.end - keep_entries), self.size_bytes

@@ -1,17 +1,17 @@
-"""Ready pipelines: archive, transform, replay. From a file with `avow pipeline run`, or from Python:
+"""Pipelines: archive, transform, replay. Run from a file with `avow pipeline run`, or from Python:
 
     from avow.spark.pipelines import archive, read_spec
 
     pipeline = archive(spark, read_spec("orders.toml"))
     pipeline.wait()
 
-Each function gives back a running pipeline: `wait`, `stop`, `counts`. See docs/pipelines.md.
+Each function returns a running pipeline with `wait`, `stop` and `counts`. See docs/pipelines.md.
 """
 
-from avow.spark.pipelines.archiving import archive
+from avow.spark.pipelines.archive_pipeline import archive
 from avow.spark.pipelines.failures import PipelineFailed
 from avow.spark.pipelines.pipeline import Pipeline
-from avow.spark.pipelines.replaying import replay
+from avow.spark.pipelines.replay_pipeline import replay
 from avow.spark.pipelines.row_function import Message
 from avow.spark.pipelines.spec import (
     ArchiveSpec,
@@ -23,7 +23,7 @@ from avow.spark.pipelines.spec import (
     TransformSpec,
     read_spec,
 )
-from avow.spark.pipelines.transforming import transform
+from avow.spark.pipelines.transform_pipeline import transform
 
 __all__ = [
     "ArchiveSpec",

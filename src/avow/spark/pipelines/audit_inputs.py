@@ -1,11 +1,10 @@
-"""The stages of a chain as DataFrames: each with a column `id`, pledges also with `status`.
+"""The stages of an audit as DataFrames: each with a column `id`, pledges also with `status`.
 
-Databases and the coordinator are read by two small data sources, one task each, a page of rows at a time: nothing goes
-through the driver, so it does not matter how many rows there are. A database is asked in one statement, and answers
-with what was committed at one moment.
+Two small data sources read databases and the coordinator, in one task each, a page of rows at a time. No rows pass
+through the driver, so their number does not matter. A database is read with one statement, which sees one snapshot.
 
-A row without an id (a message whose JSON lacks it) has the id `(no id)`, with its place where that is known, and is
-found as orphaned.
+A row without an id (for example a message whose JSON lacks it) gets the id `(no id)`, with its place if that is known,
+and is reported as orphaned.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def register(spark: SparkSession) -> None:
 
 
 def frames(spark: SparkSession, spec: AuditSpec) -> dict[Stage, DataFrame]:
-    """Lazily: Spark reads them when they are compared. After `register`."""
+    """Lazy: Spark reads the stages when they are compared. Call `register` before."""
     found: dict[Stage, DataFrame] = {}
     if spec.business is not None:
         found["business"] = _named(_queried(spark, spec.business.database, spec.business.query), "id")
@@ -120,7 +119,7 @@ class SqlReader(OnePart):
 
 
 def query_rows(database: str, query: str) -> Iterator[list[tuple[Any, ...]]]:
-    """Pages of rows of one statement."""
+    """Yields the rows of a statement in pages."""
     with closing(_connection(database)) as connection, closing(_cursor(connection)) as cursor:
         cursor.execute(query)
         while rows := cursor.fetchmany(PAGE_ROWS):
@@ -130,7 +129,7 @@ def query_rows(database: str, query: str) -> Iterator[list[tuple[Any, ...]]]:
 def _connection(database: str) -> Any:
     scheme, _, rest = database.partition(":")
     if scheme == "sqlite":
-        path = rest.removeprefix("///")  # as SQLAlchemy writes it
+        path = rest.removeprefix("///")  # SQLAlchemy's notation
         return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
     if scheme.startswith(("postgresql", "postgres")):
         return _library("psycopg", extra="spark").connect(f"postgresql:{rest}")
@@ -139,11 +138,11 @@ def _connection(database: str) -> Any:
         given = {"host": parts.hostname, "port": parts.port or 3306, "user": parts.username}
         pymysql = _library("pymysql", extra="mysql")
         return pymysql.connect(**given, password=parts.password or "", database=parts.path.strip("/"))
-    raise InvalidRequest(f"{scheme!r} is no database that can be audited: {_DATABASES}; nothing was read")
+    raise InvalidRequest(f"{scheme!r} is not a database that can be audited; nothing was read. Use {_DATABASES}")
 
 
 def _cursor(connection: Any) -> Any:
-    """One that keeps its rows at the server, where there is one."""
+    """A server-side cursor, if the database has a server."""
     kind = type(connection).__module__
     if kind.startswith("psycopg"):
         return connection.cursor(name="avow_audit")
@@ -188,7 +187,7 @@ class PledgeReader(OnePart):
         yield pa.record_batch([pa.array(gids, pa.string()), pa.array(statuses, pa.string())], names=["gid", "status"])
 
     async def _read(self) -> tuple[list[str], list[str]]:
-        """A pledge that changes while pages are read may come twice: the one read first is the newer."""
+        """A pledge that changes while pages are read may occur twice; the first occurrence is the newer one."""
         access, found, position = self._access, dict[str, str](), ""
         async with await connect(access["servers"], token=access.get("token"), ca=access.get("ca")) as client:
             while True:

@@ -1,23 +1,24 @@
-"""What an audit says: to a person, and as JSON."""
+"""The report of an audit: as text and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from msgspec import Struct
 
 from avow.spark.pipelines.audit_rules import KINDS, Kind, Stage
 
-_TITLES: dict[Kind, str] = {
+_TITLES: Final[dict[Kind, str]] = {
     "lost": "lost",
     "doubled": "doubled",
     "orphaned": "orphaned",
-    "undecided": "undecided (the books are not closed yet)",
+    "undecided": "undecided (repeat the audit when these are finished)",
 }
 
 
 class StageCount(Struct, frozen=True):
-    """`rows` with repetitions, `ids` without."""
+    """`rows` counts repeated ids, `ids` counts each id once."""
 
     stage: Stage
     what: str
@@ -26,7 +27,7 @@ class StageCount(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """`ids`: the first of `count`, in order."""
+    """`ids`: the first of `count` ids, sorted."""
 
     kind: Kind
     stage: Stage
@@ -77,6 +78,6 @@ class Report(Struct, frozen=True):
     @property
     def verdict(self) -> str:
         if self.clean:
-            return "The books are closed: nothing is lost, doubled, orphaned or undecided."
+            return "The audit is clean: nothing is lost, doubled, orphaned or undecided."
         counts = ", ".join(f"{self.count(kind):,} {kind}" for kind in KINDS if self.count(kind))
-        return f"The books do not close: {counts}."
+        return f"The audit is not clean: {counts}."

@@ -1,20 +1,20 @@
-"""What is wrong with one id, from how often each stage of the chain has it. Pure.
+"""Judges one id by how often each stage of the chain has it. Pure.
 
-    business     rows of the service's own table            who says what was committed: the first of these three
-    barrier      rows that say `committed`                  that was looked at. Barrier rows and finished pledges are
-    pledges      what the coordinator says of the gid       cleaned up some day, so that one is missing proves nothing
+    business     rows of the service's own table            The first of these three that was read decides whether the
+    barrier      rows with the reason `committed`           id was committed. Barrier rows and finished pledges are
+    pledges      status of the gid at the coordinator       removed after some time, so a missing one proves nothing
     queue        messages
     table        rows
 
-    lost         committed and not in the queue; or in the queue and not in the table
+    lost         committed but not in the queue; or in the queue but not in the table
     doubled      more often in a stage than in the one before it
-    orphaned     in the queue or the table, and not committed
-    undecided    its pledge is not finished: the books are not closed yet
+    orphaned     in the queue or the table, but not committed
+    undecided    its pledge is not finished, so the audit cannot be complete
 
-An id is reported where it goes wrong and not again behind that place: what is doubled in the queue is doubled in the
-table too. What a pledge still has to deliver is not lost.
+An id is reported only at the first stage at which it is wrong: one that is doubled in the queue is also doubled in the
+table. A message that a pledge has yet to deliver is not lost.
 
-A signature is what all ids have in common that are in the same state; there are few, however many ids there are.
+A signature is the state of an id. There are few different ones, however many ids there are.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Kind: TypeAlias = Literal["lost", "doubled", "orphaned", "undecided"]
 
 STAGES: Final[tuple[Stage, ...]] = Stage.__args__  # type: ignore[attr-defined]
 KINDS: Final[tuple[Kind, ...]] = Kind.__args__  # type: ignore[attr-defined]
-COUNT_MAX: Final = 9  # a signature tells no higher counts apart
+COUNT_MAX: Final = 9  # a signature does not distinguish higher counts
 OPEN: Final = ("prepared", "submitted", "dead")
 _COMMITTED: Final = {"submitted": True, "succeeded": True, "dead": True, "prepared": False, "failed": False}
 
 
 class Signature(Struct, frozen=True, kw_only=True):
-    """How often an id is in each stage, up to COUNT_MAX; None where nobody looked. `pledges`: a status, "" for none."""
+    """How often an id is in each stage, up to COUNT_MAX; None if the stage was not read. `pledges`: a status or ""."""
 
     business: int | None = None
     barrier: int | None = None
@@ -44,7 +44,7 @@ class Signature(Struct, frozen=True, kw_only=True):
 
 
 class Found(Struct, frozen=True):
-    """`stage`: where it shows."""
+    """`stage`: the stage in which the error shows."""
 
     kind: Kind
     stage: Stage
@@ -57,7 +57,7 @@ def judge(seen: Signature) -> list[Found]:
 
 
 def committed(seen: Signature) -> bool | None:
-    """None: nobody knows."""
+    """None if unknown."""
     if seen.business is not None:
         return seen.business > 0
     if seen.barrier is not None:
@@ -68,12 +68,12 @@ def committed(seen: Signature) -> bool | None:
 def _undecided(seen: Signature) -> list[Found]:
     if seen.pledges not in OPEN:
         return []
-    said = {
+    texts = {
         "prepared": "its pledge waits for its transaction, or for its checkback",
         "submitted": "its pledge is not delivered yet",
-        "dead": "the delivery of its pledge was given up (dead): redrive it, or stop it",
+        "dead": "the delivery of its pledge was given up (dead): redrive or stop it",
     }
-    return [Found("undecided", "pledges", said[seen.pledges])]
+    return [Found("undecided", "pledges", texts[seen.pledges])]
 
 
 def _lost(seen: Signature) -> list[Found]:
@@ -85,7 +85,7 @@ def _lost(seen: Signature) -> list[Found]:
     if seen.queue is None:
         return [Found("lost", "table", f"committed, not in the table{why}")] if seen.table == 0 else []
     if seen.table:
-        why = ", though in the table: a queue that was trimmed is audited with its archive"
+        why = ", although in the table: audit a trimmed queue with its archive"
     return [Found("lost", "queue", f"committed, not in the queue{why}")]
 
 
@@ -98,7 +98,7 @@ def _doubled(seen: Signature) -> list[Found]:
     )
     for stage, count, where in places:
         if count is not None and count > before:
-            times = f"{count} times or more" if count == COUNT_MAX else f"{count} times"
+            times = f"at least {count} times" if count == COUNT_MAX else f"{count} times"
             found.append(Found("doubled", stage, f"{where} {times}"))
         before = max(before, count or 0)
     return found
@@ -117,5 +117,5 @@ def _orphaned(seen: Signature) -> list[Found]:
     there = [(stage, where) for stage, where in places if getattr(seen, stage)]
     if not there:
         return []
-    lacking = "without a business row" if seen.business is not None else "not committed"
-    return [Found("orphaned", there[0][0], f"{' and '.join(where for _, where in there)}, {lacking}")]
+    missing = "without a business row" if seen.business is not None else "not committed"
+    return [Found("orphaned", there[0][0], f"{' and '.join(where for _, where in there)}, {missing}")]

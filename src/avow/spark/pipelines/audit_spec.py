@@ -1,31 +1,31 @@
-"""What to audit, as a TOML file of `kind = "audit"` says it. Pure.
+"""The settings of an audit, from a TOML file of `kind = "audit"`. Pure.
 
     kind = "audit"
     servers = "http://127.0.0.1:7401"                 of pledges and queue, unless they name others
-    show = 20                                         how many ids of each finding
-    patience_s = 30                                   look again for so long while something is found
-    report = "avow.pipelines"                         the queue that is told how it ended; empty: none is
+    show = 20                                         number of ids to show per finding
+    patience_s = 30                                   repeat the audit for this long while it has findings
+    report = "avow.pipelines"                         the queue for status reports; empty: no reports
 
     [business]
     database = "postgresql://shop@db/shop"            or sqlite:PATH, mysql://...
     query = "select id from orders"                   the first column is the id
 
     [barrier]
-    database = "postgresql://shop@db/shop"            table = "..." where it is not the usual one
+    database = "postgresql://shop@db/shop"            table = "..." if it is not the default one
 
     [pledges]
 
     [queue]
     name = "orders"
-    id = "$.order_id"                                 in the value's JSON; or key; or an expression of Spark's SQL
-    archive = "delta:/data/archive"                   options = { endingTimestamp = "..." }: any of the source's
+    id = "$.order_id"                                 in the value's JSON; or key; or an expression of Spark SQL
+    archive = "delta:/data/archive"                   options = { endingTimestamp = "..." }: any option of the source
 
     [table]
     url = "delta:/data/orders"
     id = "order_id"
 
-At least two of the five. In `barrier` and `pledges`, `id` is an expression over `gid`, for gids that are not the id
-itself: "substring(gid, 7)".
+At least two of the five sections are needed. In `barrier` and `pledges`, `id` is an expression over `gid`, for gids
+that are not the id itself: "substring(gid, 7)".
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ class AuditSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, folder: str = "") -> AuditSpec:
-        """Raises InvalidRequest, which names the place. Relative paths of tables and databases begin at `folder`."""
+        """Raises InvalidRequest, which names the place. Paths of tables and databases are relative to `folder`."""
         try:
             spec = msgspec.convert(dict(table), cls)
         except msgspec.ValidationError as mistake:
-            raise InvalidRequest(f"this is no audit: {mistake}; nothing was read") from None
+            raise InvalidRequest(f"this is not a valid audit: {mistake}; nothing was read") from None
         spec.check()
         return spec.rooted(folder) if folder else spec
 
@@ -123,7 +123,7 @@ class AuditSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise InvalidRequest(f"an audit compares at least two of {', '.join(STAGES)}; nothing was read")
         for part in (self.pledges, self.queue):
             if part is not None and not (part.servers or self.servers):
-                raise InvalidRequest("pledges and queue are asked for at `servers`, which is missing; nothing was read")
+                raise InvalidRequest("`servers` is missing, which pledges and queue need; nothing was read")
 
     def rooted(self, folder: str) -> AuditSpec:
         business, barrier, queue, table = self.business, self.barrier, self.queue, self.table
@@ -137,12 +137,12 @@ class AuditSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def stages(self) -> dict[Stage, str]:
-        """Those that are compared, each with a few words on what it is."""
+        """The stages to compare, each with a short description."""
         parts = {stage: getattr(self, stage) for stage in STAGES}
         return {stage: part.describe() for stage, part in parts.items() if part is not None}
 
     def access(self, part: PledgesInput | QueueInput) -> dict[str, str]:
-        """Where the peers are and who asks, as options of the source."""
+        """Addresses, token and CA as options of the source."""
         given = {
             "servers": part.servers or self.servers,
             "token": part.token or self.token,
@@ -159,7 +159,7 @@ def _rooted(url: str, folder: str) -> str:
 
 
 def id_expression(text: str) -> str:
-    """An expression of Spark's SQL. `$.path` is looked up in the value's JSON."""
+    """An expression of Spark SQL. `$.path` is read from the value's JSON."""
     if text.startswith("$"):
         quoted = text.replace("\\", "\\\\").replace("'", "\\'")
         return f"get_json_object(cast(value as string), '{quoted}')"

@@ -1,8 +1,8 @@
-"""Why a pipeline failed, in one line.
+"""Finds the one line that says why a pipeline failed.
 
-Spark wraps what a Python worker raised in a Java exception in a Py4J exception in a StreamingQueryException, with two
-traces and a query plan. The line that helps is somewhere in the middle: the last one of a Python trace, which names a
-class and says what it says. The whole text is kept in a file, which the line names.
+Spark wraps an exception of a Python worker in a Java exception in a Py4J exception in a StreamingQueryException, with
+two stack traces and a query plan. The useful line is in the middle: the last one of the Python trace, with the class
+and the message. The full text is stored in a file, which the error names.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _NOISE: Final = (
     "SparkException",
     "StreamingQueryException",
 )
-_PLAN: Final = "=== Streaming Query ==="  # and what follows it: offsets and plans, no reason
+_PLAN: Final = "=== Streaming Query ==="  # from here on: offsets and plans, but no reason
 
 
 class PipelineFailed(AvowError):
-    """What was committed before stays, and the next run goes on after it. `trace` is all that is known."""
+    """Committed batches stay, and the next run continues after them. `trace` is the full stack trace."""
 
     code: ClassVar[str] = "PIPELINE_FAILED"
 
     def __init__(self, name: str, *, cause: str, trace: str) -> None:
         super().__init__(
-            f"pipeline {name} failed: {cause}. What it committed before stays; started again, it goes on from there"
+            f"pipeline {name} failed: {cause}. Batches that it committed before stay; a restart continues after them"
         )
         self.cause, self.trace = cause, trace
 
@@ -51,7 +51,7 @@ def failed(name: str, error: BaseException) -> PipelineFailed:
 
 
 def cause_of(error: BaseException) -> str:
-    """One line: ours if there is one, else what a Python trace ends with, else the last condition that Spark names."""
+    """One line: an error of Avow, else the end of a Python trace, else the last error condition that Spark names."""
     if isinstance(error, AvowError):
         return _short(str(error))
     lines = str(error).partition(_PLAN)[0].splitlines()

@@ -1,13 +1,13 @@
-"""A pipeline's numbers for Prometheus, on a port of their own: `avow pipeline run FILE --metrics-port 9100`.
+"""Prometheus metrics of a pipeline, served on a separate port: `avow pipeline run FILE --metrics-port 9100`.
 
-Nothing is counted here: each scrape reads what the runner knows at that moment.
+Each scrape reads the present status of the runner; nothing is counted here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from avow.errors import InvalidRequest, NotInstalled
 from avow.spark.pipelines.status import Status
@@ -15,23 +15,23 @@ from avow.spark.pipelines.status import Status
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-COUNTERS = {
-    "avow_pipeline_rows": "Rows that the source gave in this run.",
-    "avow_pipeline_batches": "Batches that were done in this run.",
+COUNTERS: Final = {
+    "avow_pipeline_rows": "Rows that the source returned in this run.",
+    "avow_pipeline_batches": "Batches completed in this run.",
     "avow_pipeline_trimmed_versions": "Versions removed from queues after they were archived.",
 }
-GAUGES = {
-    "avow_pipeline_lag_rows": "Versions that the queues have and the pipeline has not read.",
-    "avow_pipeline_batch_seconds": "How long the last batch with rows took.",
-    "avow_pipeline_batch_rows": "How many rows it had.",
-    "avow_pipeline_rows_per_second": "Of the last batch with rows.",
-    "avow_pipeline_last_batch_timestamp_seconds": "When the last batch was done.",
-    "avow_pipeline_up": "1 while it runs.",
+GAUGES: Final = {
+    "avow_pipeline_lag_rows": "Versions in the queues that the pipeline has not read.",
+    "avow_pipeline_batch_seconds": "Duration of the last batch with rows.",
+    "avow_pipeline_batch_rows": "Rows of the last batch with rows.",
+    "avow_pipeline_rows_per_second": "Throughput of the last batch with rows.",
+    "avow_pipeline_last_batch_timestamp_seconds": "Time at which the last batch was completed.",
+    "avow_pipeline_up": "1 while the pipeline runs.",
 }
 
 
 def values(status: Status) -> dict[str, float]:
-    """By the names above; what is not known is left out. Pure."""
+    """Values by metric name, without unknown ones. Pure."""
     counts = status.counts
     found: dict[str, float] = {
         "avow_pipeline_rows": counts.rows,
@@ -68,7 +68,7 @@ class _Collector:
 
 @contextmanager
 def served(port: int | None, status: Callable[[], Status]) -> Iterator[int]:
-    """The port at which /metrics is served; 0 where that was not asked for."""
+    """Serves /metrics; yields the port, or 0 if `port` is None."""
     if port is None:
         yield 0
         return
@@ -81,7 +81,7 @@ def served(port: int | None, status: Callable[[], Status]) -> Iterator[int]:
     try:
         server, thread = start_http_server(port, registry=registry)
     except OSError as cause:
-        raise InvalidRequest(f"port {port} cannot be listened on ({cause.strerror}); nothing was started") from cause
+        raise InvalidRequest(f"cannot listen on port {port} ({cause.strerror}); nothing was started") from cause
     try:
         yield server.server_port
     finally:

@@ -1,15 +1,15 @@
-"""A pipeline that runs: what `archive`, `transform` and `replay` give back.
+"""A running pipeline, as returned by `archive`, `transform` and `replay`.
 
     pipeline = archive(spark, spec)
-    pipeline.counts()                  how it is doing
+    pipeline.counts()                  its progress
     pipeline.stop(); pipeline.wait()   True when it has ended; raises PipelineFailed if it failed
 
-Each has one thread beside it. A stream's looks after the query: adds up its batches, and does what is due after a batch
-(an archive trims). A job's is the one that the job runs in. Work after a batch that peers refuse is logged and done
-after the next one: it is never a reason to stop a stream.
+Each pipeline has one thread. That of a stream watches the query: it adds up the batches and does the work after a batch
+(an archive trims). That of a job runs the job. If peers refuse the work after a batch, a warning is logged and the work
+is retried after the next batch; the stream continues.
 
-Spark's own `stop` interrupts the batch that is being written. Nothing is lost or doubled by that, but the batch has to
-be done again; so `stop` here waits for its end first, for as long as it is told.
+Spark's own `stop` interrupts the batch that is being written. This loses and doubles nothing, but the batch must be
+repeated. So `stop` here first waits for the end of the batch, at most `patience_s` seconds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOG: Final = logging.getLogger("avow.spark")
-LOOK_S: Final = 0.25
-PATIENCE_S: Final = 60.0
+POLL_S: Final = 0.25
+STOP_TIMEOUT_S: Final = 60.0
 
 
 class Pipeline(Protocol):
@@ -42,14 +42,14 @@ class Pipeline(Protocol):
     def wait(self, timeout_s: float | None = None) -> bool:
         """Whether it has ended. Raises PipelineFailed."""
 
-    def stop(self, *, patience_s: float = PATIENCE_S) -> None:
-        """Returns when it has ended."""
+    def stop(self, *, patience_s: float = STOP_TIMEOUT_S) -> None:
+        """Returns when the pipeline has ended."""
 
     def counts(self) -> Counts: ...
 
 
 class StreamPipeline:
-    """`after_batch` answers how many versions it trimmed."""
+    """`after_batch` returns how many versions it trimmed."""
 
     def __init__(self, query: StreamingQuery, *, name: str, after_batch: Callable[[], int] | None = None) -> None:
         self.query, self.name = query, name
@@ -71,20 +71,20 @@ class StreamPipeline:
             raise self._failure
         return True
 
-    def stop(self, *, patience_s: float = PATIENCE_S) -> None:
+    def stop(self, *, patience_s: float = STOP_TIMEOUT_S) -> None:
         before, until = self._counts.batches, time.monotonic() + patience_s
         while not self._ended.is_set() and time.monotonic() < until:
             if self._counts.batches > before or not self.query.status["isTriggerActive"]:
                 break
-            self._ended.wait(LOOK_S)
+            self._ended.wait(POLL_S)
         self.query.stop()
         self._ended.wait()
 
     def _watch(self) -> None:
         try:
-            while not self.query.awaitTermination(LOOK_S):  # type: ignore[arg-type]
-                self._look()
-            self._look()
+            while not self.query.awaitTermination(POLL_S):  # type: ignore[arg-type]
+                self._poll()
+            self._poll()
             self._finish_batch()
         except Exception as error:  # the boundary of this thread
             self._failure = failed(self.name, error)
@@ -92,7 +92,7 @@ class StreamPipeline:
         finally:
             self._ended.set()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         before = self._counts
         self._counts = counted(before, self.query.recentProgress)
         if self._counts.batches > before.batches:
@@ -104,13 +104,13 @@ class StreamPipeline:
         try:
             trimmed = self._after_batch()
         except AvowError as error:
-            LOG.warning("pipeline %s: what is due after a batch was not done, and is tried again: %s", self.name, error)
+            LOG.warning("pipeline %s: trimming after a batch failed, will retry after the next: %s", self.name, error)
             return
         self._counts = replace(self._counts, trimmed=self._counts.trimmed + trimmed)
 
 
 class JobPipeline:
-    """`work` writes all of it, and answers how many rows that was; None: it was done before."""
+    """`work` writes everything and returns the number of rows, or None if it was done before."""
 
     def __init__(self, spark: SparkSession, work: Callable[[], int | None], *, name: str) -> None:
         from pyspark import InheritableThread
@@ -146,8 +146,8 @@ class JobPipeline:
             raise self._failure
         return True
 
-    def stop(self, *, patience_s: float = PATIENCE_S) -> None:
-        """A job is one batch, and may be long: it is given up, and nothing of it is visible unless all of it is."""
+    def stop(self, *, patience_s: float = STOP_TIMEOUT_S) -> None:
+        """Cancels the job, without waiting: it is one batch and may take long. Its rows become visible all or none."""
         del patience_s
         self._stopped = True
         self._spark.sparkContext.cancelJobGroup(self._group)
@@ -157,7 +157,9 @@ class JobPipeline:
         began = time.monotonic()
         try:
             self._spark.sparkContext.setJobGroup(self._group, f"avow pipeline {self.name}", interruptOnCancel=True)
-            self._spark.createDataFrame([], "active int")  # makes the session this thread's, or no source is found
+            self._spark.createDataFrame(
+                [], "active int"
+            )  # makes the session active in this thread; without it no source is found
             rows = self._work()
             took_s = time.monotonic() - began
             self.was_done_before = rows is None

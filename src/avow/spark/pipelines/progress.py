@@ -1,11 +1,11 @@
-"""How a pipeline is doing, in numbers: what Spark tells of each batch, added up. Pure.
+"""A pipeline's counts: Spark's progress of each batch, added up. Pure.
 
-Spark keeps the last hundred batches' progress. A runner looks several times a second, so none is missed unless a
-hundred batches go by between two looks; `Counts` takes what is new since the last look, by batch number. Spark also
-reports triggers that found nothing to do, under the number of the batch before: those only say how far the end is.
+Spark keeps the progress of the last hundred batches. A runner polls several times per second, so it misses a batch only
+if a hundred batches are done between two polls; `counted` adds the batches that are new, by batch number. Spark also
+reports triggers that found nothing to do, under the number of the batch before; from those only the lag is used.
 
-    rows        that the source gave
-    lag         versions that the queues have and the stream has not read, over all lanes; None where it is not known
+    rows        rows that the source returned
+    lag         versions in the queues that the stream has not read, over all lanes; None if unknown
     rows_per_s  of the last batch that had rows
 """
 
@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from avow.errors import InvalidRequest
-from avow.spark.offsets import from_json
+from avow.spark.source.offsets import from_json
 
 
 class Counts(Struct, frozen=True):
@@ -38,7 +38,7 @@ class Counts(Struct, frozen=True):
 
 
 def counted(before: Counts, progress: Iterable[Mapping[str, Any]]) -> Counts:
-    """With the batches that are new. `progress` as Spark has it, the oldest first."""
+    """Adds new batches. `progress` is Spark's list, oldest first."""
     counts = before
     for one in progress:
         number, rows = int(one["batchId"]), max(0, int(one["numInputRows"]))
@@ -55,12 +55,12 @@ def counted(before: Counts, progress: Iterable[Mapping[str, Any]]) -> Counts:
 
 
 def _was_a_batch(one: Mapping[str, Any]) -> bool:
-    """A trigger without a batch has no step in which one was run."""
+    """A trigger without a batch has no duration for `addBatch`."""
     return "addBatch" in (one.get("durationMs") or {})
 
 
 def lag_of(sources: Iterable[Mapping[str, Any]]) -> int | None:
-    """None unless a source tells both how far it read and how far there is."""
+    """None unless a source reports both its end offset and the latest offset."""
     lag: int | None = None
     for source in sources:
         read, there = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
@@ -78,4 +78,4 @@ def _offset(text: Any) -> Any:
         found = json.loads(text) if isinstance(text, str) else text
         return from_json(found) if isinstance(found, Mapping) else None
     except (ValueError, InvalidRequest):
-        return None  # of a source that is not ours
+        return None  # the offset of another kind of source

@@ -1,14 +1,14 @@
-"""`row = "module:function"`: a function of one message, run in Spark's tasks, whose failures are dead letters.
+"""`row = "module:function"`: a function of one message that runs in Spark's tasks; failures become dead letters.
 
     def price(message: Message) -> Row | Iterable[Row] | None
 
-A Row is bytes or text (the value of a message that keeps its key, headers and time), or a mapping: for a queue with
-`value` and maybe `key`, `headers`, `lane`; for a table with its columns. None drops the message, a list makes several.
+A Row is bytes or text (the value; key, headers and time are kept) or a mapping: for a queue with `value` and optionally
+`key`, `headers`, `lane`; for a table with its columns. None drops the message, a list produces several rows.
 
-Whatever the function raises is the error of this message alone; so is a result that does not fit the columns. Without a
-dead-letter queue it ends the batch, and names the message.
+An exception, or a result that does not fit the columns, is an error of this message only. Without a dead-letter queue
+it ends the batch, and the error names the message.
 
-The function must answer the same for the same message: a batch that is repeated after a crash must give the same rows.
+The function must be deterministic: a batch that is repeated after a crash must produce the same rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from avow.errors import InvalidRequest
-from avow.spark.pipelines.shaping import HEADERS_TYPE
+from avow.spark.pipelines.result_rows import HEADERS_TYPE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ class Message(Struct, frozen=True):
 
 
 def load_function(name: str, folder: str) -> Callable[..., Any]:
-    """Modules are looked for beside the pipeline's file first. Raises InvalidRequest."""
+    """Modules are first searched in the pipeline's folder. Raises InvalidRequest."""
     module, _, function = name.partition(":")
     if folder and folder not in sys.path:
         sys.path.insert(0, folder)
@@ -53,13 +53,13 @@ def load_function(name: str, folder: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as cause:
         raise InvalidRequest(f"{name} cannot be loaded: {cause}; nothing was started") from cause
     if not callable(found):
-        raise InvalidRequest(f"{name} is {type(found).__name__} and no function; nothing was started")
+        raise InvalidRequest(f"{name} is not a function but {type(found).__name__}; nothing was started")
     return found  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class RowFunction:
-    """What tasks do; it travels there. `catches`: failures become rows with an `_error`."""
+    """The function that tasks run; Spark pickles it. `catches`: failures become rows with an `_error`."""
 
     name: str
     folder: str
@@ -83,11 +83,11 @@ class RowFunction:
     def _rows(self, function: Callable[..., Any], message: Message, schema: pa.Schema) -> list[dict[str, Any]]:
         try:
             return [self._row(one, message, schema) for one in _several(function(message))]
-        except Exception as error:  # the function's own: anything
+        except Exception as error:  # the user's function may raise anything
             return self._failed(message, error)
 
     def _one_by_one(self, made: list[tuple[Message, list[dict[str, Any]]]], schema: pa.Schema) -> pa.RecordBatch:
-        """Some result does not fit the columns: whose?"""
+        """Some result does not fit the columns: find the messages with such results."""
         import pyarrow as pa
 
         kept: list[dict[str, Any]] = []
@@ -101,7 +101,7 @@ class RowFunction:
 
     def _failed(self, message: Message, error: Exception) -> list[dict[str, Any]]:
         if not self.catches:
-            error.add_note(f"in {self.name}, for {_place(message)}; no dead_letters are set")
+            error.add_note(f"in {self.name}, for message {_place(message)}; dead_letters is not set")
             raise error
         return [_dead(message, error)]
 
@@ -110,7 +110,7 @@ class RowFunction:
             return _of_table(result, schema)
         own = {"value": result} if isinstance(result, bytes | bytearray | memoryview | str) else dict(result)
         if unknown := sorted(set(own) - {"value", "key", "headers", "lane"}):
-            raise InvalidRequest(f"a message has value, key, headers and lane, and not {', '.join(unknown)}")
+            raise InvalidRequest(f"a message has only value, key, headers and lane, not {', '.join(unknown)}")
         if own.get("value") is None:
             raise InvalidRequest("a message needs a value")
         headers: Any = own.get("headers", message.headers)
@@ -128,7 +128,7 @@ def _of_table(result: Any, schema: pa.Schema) -> dict[str, Any]:
     row = dict(result)
     names = [name for name in schema.names if not name.startswith("_")]
     if unknown := sorted(set(row) - set(names)):
-        raise InvalidRequest(f"the table has the columns {', '.join(names)}, and not {', '.join(unknown)}")
+        raise InvalidRequest(f"the table has the columns {', '.join(names)}, but not {', '.join(unknown)}")
     return row
 
 

@@ -1,16 +1,16 @@
-"""What a pipeline is told, as values; and the TOML files that tell it. Pure.
+"""The settings of a pipeline as values, and the TOML files that hold them. Pure.
 
     kind = "archive"                       archive, transform or replay
-    name = "orders-archive"                the file's name without .toml
-    servers = "http://127.0.0.1:7401"      AVOW_API, else the peers of `avow up`; token and ca likewise
-    checkpoint = "orders.checkpoint"       a folder; relative ones begin at the file
-    every = "10 seconds"                   how often a stream makes a batch
-    report = "avow.pipelines"              the queue that is told how it is doing; empty: none is
-    [spark]   master, log, config          what the session is made with
+    name = "orders-archive"                default: the file's name without .toml
+    servers = "http://127.0.0.1:7401"      default: AVOW_API, else the peers of `avow up`; likewise token and ca
+    checkpoint = "orders.checkpoint"       a folder; relative to the file
+    every = "10 seconds"                   how often a stream starts a batch
+    report = "avow.pipelines"              the queue for status reports; empty: no reports
+    [spark]   master, log, config          settings of the Spark session
     [source]  queue | queues | pattern | table, start, archive, headers, batch_rows, subscriber, lost
     [sink]    queue | table, partition_by
 
-The keys of each kind are in docs/pipelines.md. `read_spec` raises one error that names every mistake with its place.
+The keys of each kind are in docs/pipelines.md. `read_spec` raises one error that lists every mistake with its place.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Sink(Struct, frozen=True, kw_only=True):
 
 
 class Common(Struct, frozen=True, kw_only=True):
-    """`folder` is where modules of one's own are looked for; `report` the queue that is told how it is doing."""
+    """`folder`: where the user's Python modules are searched. `report`: the queue for status reports."""
 
     name: str
     checkpoint: str
@@ -83,8 +83,8 @@ class Common(Struct, frozen=True, kw_only=True):
     report: str = PIPELINES_QUEUE
 
     @property
-    def reports_at(self) -> Cluster | None:
-        """The cluster that hears how it is doing. One is known when it is used, or named; None: nobody hears."""
+    def report_cluster(self) -> Cluster | None:
+        """The cluster that gets the status reports: the one that is used or named; None if there is none."""
         used = bool(self.source.queues or self.source.pattern or getattr(self, "dead_letters", ""))
         used = used or bool(getattr(self, "sink", Sink()).queue)
         return self.cluster if self.report and (used or self.cluster.servers != LOCAL_SERVERS) else None
@@ -122,14 +122,14 @@ def kind_of(spec: Spec) -> str:
 
 
 def read_spec(path: Path | str, environment: Mapping[str, str] | None = None) -> Spec:
-    """Raises InvalidRequest: no such file, no TOML, or what is wrong in it."""
+    """Raises InvalidRequest if the file cannot be read, is not TOML, or has mistakes."""
     file = Path(path)
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as cause:
         raise InvalidRequest(f"{file} cannot be read ({cause.strerror}); nothing was started") from cause
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
-        raise InvalidRequest(f"{file} is no TOML: {cause}; nothing was started") from cause
+        raise InvalidRequest(f"{file} is not valid TOML: {cause}; nothing was started") from cause
     return parse_spec(found, file=file, environment=os.environ if environment is None else environment)
 
 
@@ -138,7 +138,7 @@ def parse_spec(found: Mapping[str, Any], *, file: Path, environment: Mapping[str
     top = Section(found, "", mistakes)
     kind = top.text("kind", required=True)
     if kind and kind not in KINDS:
-        top.wrong("kind", f"is one of {', '.join(KINDS)}, not {kind!r}")
+        top.wrong("kind", f"must be one of {', '.join(KINDS)}, not {kind!r}")
     if kind not in KINDS:
         mistakes.check()
     common = _common(top, file.absolute(), environment)
@@ -148,14 +148,14 @@ def parse_spec(found: Mapping[str, Any], *, file: Path, environment: Mapping[str
     return spec
 
 
-# ------------------------------------------------------------------ what all kinds have
+# ------------------------------------------------------------------ keys of all kinds
 
 
 def _common(top: Section, file: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     name = top.text("name", file.stem)
     checkpoint = top.text("checkpoint", f"{name}.checkpoint")
     if "://" in checkpoint and not checkpoint.startswith("file://"):
-        top.wrong("checkpoint", f"is a folder that this machine sees, not {checkpoint!r}")
+        top.wrong("checkpoint", f"must be a local folder, not {checkpoint!r}")
     return {
         "name": name,
         "checkpoint": str(file.parent / Path(checkpoint.removeprefix("file://")).expanduser()),
@@ -172,7 +172,7 @@ def _common(top: Section, file: Path, environment: Mapping[str, str]) -> dict[st
 
 
 def read_report(top: Section) -> str:
-    """Empty is an answer here: nobody is told."""
+    """Unlike other texts it may be empty, which disables reports."""
     return "" if top.value("report") == "" else top.text("report", PIPELINES_QUEUE)
 
 
@@ -193,7 +193,7 @@ def _source(top: Section, folder: str, *, tables: bool, ends: bool) -> Source:
     pattern, table = section.text("pattern"), section.text("table")
     archive = _table(section, "archive", folder)
     if given == "table" and archive:
-        section.wrong("archive", "is for queues: the table is read as it is")
+        section.wrong("archive", "is only for queues: a table is read directly")
     single = bool(queue) or len(queues) == 1
     made = Source(
         queues=(queue,) if queue else queues,
@@ -230,12 +230,12 @@ def _bound(section: Section, key: str, default: str, *, single: bool, words: tup
         *(["a version"] if numbers else []),
         "{lane = version} of a queue",
     ]
-    section.wrong(key, f"is {', or '.join(forms)}, not {found!r}")
+    section.wrong(key, f"must be {', or '.join(forms)}, not {found!r}")
     return default
 
 
 def _moment(found: str | datetime | date) -> datetime | None:
-    """Without a zone it is UTC."""
+    """A time without a zone is UTC."""
     if isinstance(found, str):
         try:
             found = datetime.fromisoformat(found)
@@ -257,7 +257,7 @@ def _sink(top: Section, folder: str, *, tables: bool) -> Sink:
     table = _table(section, "table", folder) if tables else ""
     partition_by = section.texts("partition_by") if tables else ()
     if partition_by and not table:
-        section.wrong("partition_by", "is for a table")
+        section.wrong("partition_by", "is only for a table")
     made = Sink(queue=section.text("queue"), table=table, partition_by=partition_by)
     section.close()
     return made
@@ -268,7 +268,7 @@ def _table(section: Section, key: str, folder: str, *, required: bool = False) -
 
 
 def _rooted(section: Section, key: str, url: str, folder: str) -> str:
-    """A relative path begins at the file, whoever runs it from wherever."""
+    """Relative paths are relative to the file, not to the working directory."""
     kind, colon, path = url.partition(":")
     if colon and kind in (Kind.DELTA, Kind.PARQUET) and not path.startswith("file:"):
         url = f"{kind}:{os.path.join(folder, os.path.expanduser(path))}"
@@ -286,13 +286,13 @@ def _rooted(section: Section, key: str, url: str, folder: str) -> str:
 def _archive(top: Section, common: dict[str, Any]) -> ArchiveSpec:
     source = _source(top, common["folder"], tables=False, ends=False)
     if source.archive:
-        top.wrong("[source] archive", "is the table itself here: leave it out")
+        top.wrong("[source] archive", "must not be set: the table itself is the archive")
     table = _table(top, "table", common["folder"], required=True)
     if table.startswith("postgres"):
-        top.wrong("table", "of an archive is delta:PATH or parquet:PATH, which the source reads old versions from")
+        top.wrong("table", "of an archive must be delta:PATH or parquet:PATH, so that the source can read it")
     trim, keep = top.flag("trim"), top.whole("keep")
     if keep is not None and not trim:
-        top.wrong("keep", "means nothing without trim = true")
+        top.wrong("keep", "has no effect without trim = true")
     common["every"] = common["every"] or "10 seconds"
     return ArchiveSpec(**common, source=source, table=table, trim=trim, keep=keep or 0)
 
@@ -304,21 +304,21 @@ def _transform(top: Section, common: dict[str, Any]) -> TransformSpec:
     found: dict[str, Any] = {key: top.text(key) for key in STATEMENTS}
     for key in ("python", "row"):
         if found[key] and not _names_function(found[key]):
-            top.wrong(key, f"is module:function, not {found[key]!r}")
+            top.wrong(key, f"must be module:function, not {found[key]!r}")
     columns = top.text("columns")
     if columns and given != "row":
-        top.wrong("columns", "is for row = module:function: sql and python tell their columns themselves")
+        top.wrong("columns", "is only for row = module:function: sql and python define their columns themselves")
     if given == "row" and sink.table and not columns:
-        top.wrong("columns", 'is missing: what the function gives for the table, such as "id long, amount double"')
+        top.wrong("columns", 'is missing: the columns that the function returns, such as "id long, amount double"')
     if given == "row" and source.table:
-        top.wrong("row", "is for messages of a queue; use sql or python for a table")
+        top.wrong("row", "is only for messages of a queue; use sql or python for a table")
     if source.table.startswith("postgres") and not source.run:
-        top.wrong("[source] run", "is missing: a name for this run, since a database does not tell whether it changed")
+        top.wrong("[source] run", "is missing: a name for this run, since a database does not show whether it changed")
     dead_letters = top.text("dead_letters")
     if dead_letters and dead_letters in (sink.queue, *source.queues):
-        top.wrong("dead_letters", f"is a queue of its own, and {dead_letters!r} is the source or the sink")
+        top.wrong("dead_letters", f"must be a separate queue, but {dead_letters!r} is the source or the sink")
     if sink.queue and sink.queue in source.queues:
-        top.wrong("[sink] queue", f"is {sink.queue!r}, which is read: that would never end")
+        top.wrong("[sink] queue", f"is {sink.queue!r}, which is also the source: the pipeline would never end")
     return TransformSpec(**common, source=source, sink=sink, columns=columns, dead_letters=dead_letters, **found)
 
 
@@ -331,9 +331,9 @@ def _replay(top: Section, common: dict[str, Any]) -> ReplaySpec:
     source = _source(top, common["folder"], tables=True, ends=True)
     sink = _sink(top, common["folder"], tables=False)
     if source.table.startswith("postgres"):
-        top.wrong("[source] table", "of a replay is an archive, delta:PATH or parquet:PATH")
+        top.wrong("[source] table", "of a replay must be an archive, delta:PATH or parquet:PATH")
     if sink.queue and sink.queue in source.queues:
-        top.wrong("[sink] queue", f"is {sink.queue!r}, which is read: replay into another one")
+        top.wrong("[sink] queue", f"is {sink.queue!r}, which is also the source: replay into another queue")
     return ReplaySpec(
         **common,
         source=source,

@@ -1,11 +1,11 @@
-"""What a pipeline leaves in its checkpoint's folder for others to see: `avow pipeline list` and `show`.
+"""A pipeline's status files in its checkpoint folder, which `avow pipeline list` and `show` read.
 
-    _avow_pipeline.json     Status, replaced as a whole every second or so
-    _avow_pipeline.lock     locked for as long as a run lives: says truly whether one does, and keeps a second one out
-    _avow_failure.txt       the whole trace of the last failure
-    query/                  Spark's own checkpoint
+    _avow_pipeline.json     Status, replaced atomically about once per second
+    _avow_pipeline.lock     locked while a run is alive: shows whether one is, and prevents a second one
+    _avow_failure.txt       the full stack trace of the last failure
+    query/                  Spark's checkpoint
 
-Nothing here is needed to go on: what was read and written is known by Spark's checkpoint, by the queues and the tables.
+A restart does not need these files: the progress is in Spark's checkpoint, the queues and the tables.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ QUERY: Final = "query"
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """`state`: never, starting, running, done, stopped, failed, or died (a run that left no last word).
+    """`state`: never, starting, running, done, stopped, failed, or died (the last run ended without a status).
 
-    `counts` are those of the last run; `rows_before` those of the runs before it. Times are seconds since 1970.
+    `counts` are those of the last run, `rows_before` the rows of earlier runs. Times are seconds since 1970.
     """
 
     name: str
@@ -58,7 +58,7 @@ def query_folder(checkpoint: str) -> str:
 
 
 def read_status(checkpoint: str, *, name: str, kind: str) -> Status:
-    """As it is now: a run that is gone without a last word has died."""
+    """The present status. A run that is "running" in the file but holds no lock has the state "died"."""
     try:
         found = msgspec.json.decode((Path(checkpoint) / STATUS).read_bytes(), type=Status)
     except (OSError, msgspec.DecodeError):
@@ -85,7 +85,7 @@ def write_failure(checkpoint: str, text: str) -> str:
 
 @contextmanager
 def locked(checkpoint: str) -> Iterator[None]:
-    """Raises Refused while another run of this pipeline lives."""
+    """Raises Refused if another run of this pipeline is alive."""
     folder = Path(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+b") as file:
@@ -93,8 +93,8 @@ def locked(checkpoint: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(
-                f"this pipeline runs already: {folder / LOCK} is locked by another process; nothing was started. "
-                "Stop that one, or give this one another checkpoint"
+                f"this pipeline is already running: another process has locked {folder / LOCK}; nothing was started. "
+                "Stop the other run, or use another checkpoint"
             ) from None
         yield
 

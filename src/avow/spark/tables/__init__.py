@@ -1,4 +1,4 @@
-"""Tables that a stream or a batch is appended to exactly once: Delta, Parquet, PostgreSQL.
+"""Tables to which a stream or a batch is appended exactly once: Delta, Parquet, PostgreSQL.
 
 table = open_table("delta:/data/orders")
 query = table.write_stream(df, checkpoint="/data/checkpoint")

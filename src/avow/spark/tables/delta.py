@@ -1,24 +1,25 @@
-"""A Delta table, written through `deltalake`: no package of the JVM is needed.
+"""A Delta table, written with `deltalake`, so that no JVM package is needed.
 
-Tasks write data files below the table's folder; Delta shows only files that its log names, so they are invisible. The
-commit adds one entry to the log: all files of the batch, and Delta's own note `txn(app_id, version)`. The entry
-appears whole or not at all (a file linked under a name that must not exist), so this is the state after a kill -9:
+Tasks write data files below the table's folder. Delta shows only files that its log names, so they are not visible. The
+commit adds one entry to the log: all files of the batch, and Delta's transaction action `txn(app_id, version)`. The
+entry is written atomically (a file linked under a name that must not exist), so the state after a kill -9 is:
 
     killed                         log                  the replayed batch
     while tasks write              nothing              writes new files; the old ones are leftovers
     before the entry               nothing              the same
     after the entry                files and txn        finds txn >= version, adds nothing; its files are leftovers
 
-Other writers may commit at the same moment: deltalake moves our entry behind theirs. It refuses if theirs carries our
-app_id (a driver thought dead) or changed the schema: we look again, and find the version there or try once more.
+If another writer commits at the same time, deltalake retries our entry after theirs. It refuses if their entry has our
+app_id (a driver that was believed dead) or changed the schema; then the commit reads the log again, and either finds
+the version or retries.
 
-Leftovers are what a full vacuum removes. They look like the files of a batch that is being written, so only files
-older than any batch can take may go: `clean(older_than_s=...)`, a day by default. deltalake does not sync the log; we
-do, for a queue may be trimmed after a commit.
+A full vacuum removes leftovers. They look like the files of a batch that is being written, so only files that are older
+than any batch may take are removed: `clean(older_than_s=...)`, a day by default. deltalake does not sync the log, but
+Avow does, because a queue may be trimmed after a commit.
 
-Opening a table costs what its log has since the last checkpoint, and with every batch it is opened: so tables made here
-have a checkpoint every ten commits (deltalake's default is a hundred), and small files are put together every now and
-then (`compacting`). A table that somebody else made is left as it is, unless the option `compact` asks for it.
+Opening a table reads its log since the last checkpoint, and every batch opens it. So tables created by Avow have a
+checkpoint every ten commits (deltalake's default is a hundred), and small files are merged periodically (`compaction`).
+A table that another program created is not compacted unless the option `compact` is set.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from avow.errors import AvowError, InvalidRequest, NotInstalled, Refused, Unknown
 from avow.spark.tables import schemas
 from avow.spark.tables.address import DELTA_LOG, Address
-from avow.spark.tables.compacting import compact, stats_text
-from avow.spark.tables.files import sync_folder, write_files
-from avow.spark.tables.ranges import LANE, LANES, QUEUE, VERSION, Range
+from avow.spark.tables.compaction import compact, stats_text
+from avow.spark.tables.data_files import sync_folder, write_files
 from avow.spark.tables.store import Staged, check_name
+from avow.spark.tables.version_ranges import LANE, LANES, QUEUE, VERSION, Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-LOG = logging.getLogger("avow.spark")
-COMMIT_ATTEMPTS = 10
-CHECKPOINT_EVERY = 10
-COMPACT_EVERY = 200
-COMPACT_KEY = "avow.compactEvery"
-READER_FEATURES = frozenset({"timestampNtz"})  # further ones mean that data files alone are not the rows
+LOG: Final = logging.getLogger("avow.spark")
+COMMIT_ATTEMPTS: Final = 10
+CHECKPOINT_EVERY: Final = 10
+COMPACT_EVERY: Final = 200
+COMPACT_KEY: Final = "avow.compactEvery"
+READER_FEATURES: Final = frozenset({"timestampNtz"})  # with others, the data files alone do not hold the rows
 
 
 class DeltaStore:
@@ -72,7 +73,7 @@ class DeltaStore:
     def _create(self, schema: pa.Schema, partition_by: list[str]) -> None:
         deltalake = _deltalake()
         if os.path.isdir(self._folder) and os.listdir(self._folder):
-            raise InvalidRequest(f"{self._folder} holds files and is no Delta table; nothing was changed")
+            raise InvalidRequest(f"{self._folder} holds files but is not a Delta table; nothing was changed")
         schemas.check_partitions(partition_by, schema)
         wanted = deltalake.Schema.from_arrow(schemas.normal(schema))
         every = COMPACT_EVERY if self._compact_every is None else self._compact_every
@@ -106,7 +107,7 @@ class DeltaStore:
         return write_files(batches, self._folder, rows, partition_by=partition_by, compression=compression)
 
     def commit(self, staged: Sequence[Staged], *, app_id: str, version: int) -> bool:
-        """Raises Unknown if the log did not take it: then nothing of this call is in the table, but a driver thought
+        """Raises Unknown if the log refused the entry: then this call wrote nothing, but a driver that was believed
         dead may have committed the same batch meanwhile."""
         check_name(app_id=app_id, version=version)
         refusal: Exception | None = None
@@ -122,22 +123,22 @@ class DeltaStore:
                 self._compact_if_due(table, version)
                 return True
         raise Unknown(
-            f"batch {version} of {app_id} is not in {self._folder}: its log refused it {COMMIT_ATTEMPTS} times, "
-            f"at last with: {refusal}. Write the batch again under the same name"
+            f"batch {version} of {app_id} was not written to {self._folder}: its log refused it {COMMIT_ATTEMPTS} "
+            f"times, the last time because of: {refusal}. Write the batch again under the same name"
         )
 
     def _compact_if_due(self, table: DeltaTable, version: int) -> None:
-        """Nothing that goes wrong here is a reason to fail a batch, which is in the table."""
+        """A failure is only logged, since the batch is already in the table."""
         every = self._compact_every
         if every is None:
-            said = table.metadata().configuration.get(COMPACT_KEY, "")
-            every = int(said) if said.isdecimal() else 0
+            setting = table.metadata().configuration.get(COMPACT_KEY, "")
+            every = int(setting) if setting.isdecimal() else 0
         if not every or (version + 1) % every:
             return
         try:
             self.compact()
         except (AvowError, OSError, ValueError, _deltalake().exceptions.DeltaError) as failure:  # Arrow's are the third
-            LOG.warning("small files of %s were not put together, all rows are there: %s", self._folder, failure)
+            LOG.warning("compaction of %s failed, no rows are affected: %s", self._folder, failure)
 
     def compact(self) -> int:
         return compact(self._open(), self._folder, self.schema(), compression=self._compression)
@@ -157,8 +158,8 @@ class DeltaStore:
         mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
         if unknown or mapped:
             raise InvalidRequest(
-                f"{self._folder} uses {', '.join(sorted(unknown)) or 'columnMapping'}, so its files are not its rows: "
-                "read it with Spark's delta package"
+                f"{self._folder} uses {', '.join(sorted(unknown)) or 'columnMapping'}, so its files alone do not hold "
+                "its rows; nothing was read. Read it with Spark's delta package"
             )
         return list(table.file_uris())
 
@@ -171,8 +172,8 @@ class DeltaStore:
         table = self._open()
         if not set(LANES) <= set(table.metadata().partition_columns):
             raise InvalidRequest(
-                f"{self._folder} is not partitioned by {QUEUE} and {LANE}, so it cannot tell what it holds of a lane "
-                f"without reading all of it. Write archives with partition_by={LANES}"
+                f"{self._folder} is not partitioned by {QUEUE} and {LANE}, so its metadata does not show which "
+                f"versions it holds; nothing was read. Write archives with partition_by={LANES}"
             )
         names = [f"partition.{QUEUE}", f"partition.{LANE}", f"min.{VERSION}", f"max.{VERSION}", "num_records"]
         actions = pa.table(table.get_add_actions(flatten=True))
@@ -192,13 +193,13 @@ class DeltaStore:
         try:
             table: DeltaTable = deltalake.DeltaTable(self._folder)
         except deltalake.exceptions.TableNotFoundError:
-            raise Refused(f"{self._folder} holds no Delta table; nothing was read or changed") from None
+            raise Refused(f"{self._folder} is not a Delta table; nothing was read or changed") from None
         except deltalake.exceptions.DeltaError as failure:
             raise Refused(f"the log of {self._folder} cannot be read: {failure}; nothing was changed") from failure
         return table
 
     def _sync_log(self, *, after: int) -> None:
-        """Entries and checkpoints behind version `after`, and what says which checkpoint is the last."""
+        """Syncs entries and checkpoints after version `after`, and the file that names the last checkpoint."""
         log = os.path.join(self._folder, DELTA_LOG)
         for name in os.listdir(log):
             number = name.partition(".")[0]

@@ -1,23 +1,23 @@
 """A table of a PostgreSQL database.
 
-A task copies its rows into a table of its own, which nobody else knows: created, filled and noted in one transaction,
-so it is there whole or not at all. It is unlogged, for its rows are written once more; a server that crashes empties
-such tables, so the commit counts the rows it moves. The driver's commit is one transaction:
+A task copies its rows into a staging table of its own, which is created, filled and registered in one transaction. The
+table is unlogged, since its rows are written again by the commit. A crash of the server empties unlogged tables, so the
+commit checks the number of rows that it moves. The driver's commit is one transaction:
 
-    1  the last version of app_id is set, if it is lower than this one; if not, this batch was there before: the end
-    2  rows move from the tasks' tables, as many as the tasks counted, or all of it is undone
-    3  what an archive holds of each lane is noted
-    4  the tasks' tables of this batch and of earlier ones are dropped, leftovers of failed attempts with them
+    1  set the last version of app_id if it is lower than this one; otherwise the batch was written before: end
+    2  move the rows from the staging tables; if their number differs from what the tasks counted, roll back
+    3  store the version ranges that an archive holds of each lane
+    4  drop the staging tables of this and earlier batches, including leftovers of failed attempts
 
     killed                     state                                   the replayed batch
     a task, while it copies    nothing                                 copies again
-    the driver, before commit  staged tables, noted                    copies again; step 4 drops both
+    the driver, before commit  staging tables, registered              copies again; step 4 drops both
     after commit               rows, version                           copies, finds the version, moves nothing;
-                                                                       its tables go with the next commit
-    the server, at any time    one of these, staged tables empty       count differs: undone, replayed
+                                                                       the next commit drops its tables
+    the server, at any time    one of these, staging tables empty      count differs: rolled back, replayed
 
-In the schema of the table: avow_table_versions, avow_table_ranges, avow_table_stages, and avow_stage_{id} for a
-moment.
+The schema of the table also holds avow_table_versions, avow_table_ranges, avow_table_stages, and temporarily
+avow_stage_{id}.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from avow.errors import InvalidRequest, NotInstalled, Offline, Refused, Unknown
-from avow.spark.tables import copying, ranges, schemas
+from avow.spark.tables import postgres_copy, schemas, version_ranges
 from avow.spark.tables.address import Address
-from avow.spark.tables.files import ranges_of
-from avow.spark.tables.ranges import Range
+from avow.spark.tables.data_files import ranges_of
 from avow.spark.tables.store import Staged, check_name
+from avow.spark.tables.version_ranges import Range
 
 try:
     import psycopg
@@ -43,12 +43,12 @@ except ImportError:
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    Connection = psycopg.Connection[tuple[Any, ...]]
+    Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
-READ_ROWS = 10_000
-CONNECT_TIMEOUT_S = 20
+READ_ROWS: Final = 10_000
+CONNECT_TIMEOUT_S: Final = 20
 
-_TABLES = (
+_TABLES: Final = (
     """create table if not exists {versions} (table_name text, app_id text, version bigint not null,
        primary key (table_name, app_id))""",
     """create table if not exists {stages} (place text primary key, table_name text not null, app_id text not null,
@@ -56,9 +56,9 @@ _TABLES = (
     """create table if not exists {ranges} (table_name text, queue text, lane integer, first bigint,
        last bigint not null, rows bigint not null, primary key (table_name, queue, lane, first))""",
 )
-_ADVANCE = """insert into {versions} as known values (%s, %s, %s) on conflict (table_name, app_id)
+_ADVANCE: Final = """insert into {versions} as known values (%s, %s, %s) on conflict (table_name, app_id)
     do update set version = excluded.version where known.version < excluded.version returning version"""
-_COLUMNS = """select attname::text, format_type(atttypid, atttypmod) from pg_attribute
+_COLUMNS: Final = """select attname::text, format_type(atttypid, atttypmod) from pg_attribute
     where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped order by attnum"""
 
 
@@ -69,9 +69,9 @@ class PostgresStore:
 
     def prepare(self, schema: pa.Schema, *, partition_by: Sequence[str] | None) -> list[str]:
         if partition_by:
-            raise InvalidRequest("a table of PostgreSQL is not partitioned by a writer; nothing was changed")
+            raise InvalidRequest("a writer cannot partition a table of PostgreSQL; nothing was changed")
         schema = schemas.normal(schema)
-        types = [(field.name, copying.sql_type(field.name, field.type)) for field in schema]
+        types = [(field.name, postgres_copy.sql_type(field.name, field.type)) for field in schema]
         with self._connected() as connection:
             _lock(connection, self._schema)
             for statement in _TABLES:
@@ -83,7 +83,7 @@ class PostgresStore:
         return []
 
     def _check(self, connection: Connection, types: list[tuple[str, str]]) -> None:
-        """The server itself says whether a column takes values of that type."""
+        """Lets the server check whether each column accepts values of the type."""
         known = dict(self._columns(connection))
         missing = [name for name, _ in types if name not in known]
         if missing:
@@ -93,8 +93,8 @@ class PostgresStore:
         try:
             connection.execute(self._sql("insert into {target} ({n}) select {v} where false", n=names, v=nulls))
         except psycopg.errors.DatatypeMismatch as wrong:
-            told = wrong.diag.message_primary
-            raise InvalidRequest(f"these rows do not fit {self._where}: {told}. Nothing was written") from None
+            reason = wrong.diag.message_primary
+            raise InvalidRequest(f"these rows do not fit {self._where}: {reason}. Nothing was written") from None
 
     def stage(
         self,
@@ -109,8 +109,10 @@ class PostgresStore:
         del partition_by
         place = f"avow_stage_{uuid.uuid4().hex}"
         with self._connected() as connection:
-            connection.execute("set local synchronous_commit to off")  # lost in a crash: then the commit finds none
-            types = [_column(each.name, copying.sql_type(each.name, each.type)) for each in schemas.normal(schema)]
+            connection.execute("set local synchronous_commit to off")  # the commit notices rows lost in a crash
+            types = [
+                _column(each.name, postgres_copy.sql_type(each.name, each.type)) for each in schemas.normal(schema)
+            ]
             parts = {"stage": self._name(place), "columns": sql.SQL(", ").join(types)}
             connection.execute(self._sql("create unlogged table {stage} ({columns})", **parts))
             rows, held = self._copy(connection, batches, place)
@@ -127,12 +129,12 @@ class PostgresStore:
         rows, held = 0, list[Range]()
         into = self._sql("copy {stage} from stdin (format binary)", stage=self._name(place))
         with connection.cursor() as cursor, cursor.copy(into) as copy:
-            copy.write(copying.HEADER)
-            for batch in map(copying.normal_batch, batches):
-                copy.write(copying.copy_rows(batch))
-                held = ranges.merged([*held, *ranges_of(pa.Table.from_batches([batch]))])
+            copy.write(postgres_copy.HEADER)
+            for batch in map(postgres_copy.normal_batch, batches):
+                copy.write(postgres_copy.copy_rows(batch))
+                held = version_ranges.merged([*held, *ranges_of(pa.Table.from_batches([batch]))])
                 rows += batch.num_rows
-            copy.write(copying.TRAILER)
+            copy.write(postgres_copy.TRAILER)
         return rows, held
 
     def commit(self, staged: Sequence[Staged], *, app_id: str, version: int) -> bool:
@@ -158,7 +160,7 @@ class PostgresStore:
             if moved.rowcount != each.rows:
                 raise Unknown(
                     f"a task staged {each.rows} rows of batch {version}, of which {moved.rowcount} are left: the "
-                    "server crashed between. Nothing was committed by this call; write the batch again, same name"
+                    "server crashed in between. This call committed nothing; write the batch again under the same name"
                 )
         self._note_ranges(connection, [held for each in staged for held in each.ranges])
         old = "delete from {stages} where table_name = %s and app_id = %s and version <= %s returning place"
@@ -171,7 +173,7 @@ class PostgresStore:
             gone = "delete from {ranges} where table_name = %s and queue = %s and lane = %s returning first, last, rows"
             known = [Range(queue, lane, *row) for row in connection.execute(self._sql(gone), where).fetchall()]
             new = [each for each in held if (each.queue, each.lane) == (queue, lane)]
-            for each in ranges.merged([*known, *new]):
+            for each in version_ranges.merged([*known, *new]):
                 values = (*where, each.first, each.last, each.rows)
                 connection.execute(self._sql("insert into {ranges} values (%s, %s, %s, %s, %s, %s)"), values)
 
@@ -190,17 +192,17 @@ class PostgresStore:
             columns = self._columns(connection)
         if not columns:
             raise Refused(f"{self._where} does not exist; nothing was read")
-        return pa.schema([pa.field(name, copying.arrow_type(kind)[0]) for name, kind in columns])
+        return pa.schema([pa.field(name, postgres_copy.arrow_type(kind)[0]) for name, kind in columns])
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """All rows, as of one moment."""
+        """All rows, from one snapshot."""
         import pyarrow as pa
 
         schema = self.schema()
         with self._connected() as connection:
             kinds = dict(self._columns(connection))
             shown = [
-                sql.Identifier(name) + sql.SQL("::text" if copying.arrow_type(kinds[name])[1] else "")
+                sql.Identifier(name) + sql.SQL("::text" if postgres_copy.arrow_type(kinds[name])[1] else "")
                 for name in schema.names
             ]
             asked = self._sql("select {columns} from {target}", columns=sql.SQL(", ").join(shown))
@@ -258,7 +260,7 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:
-        """A transaction in which nothing becomes visible unless its end is reached."""
+        """A transaction that is rolled back unless its end is reached."""
         try:
             with self._connection() as connection:
                 yield connection
@@ -277,7 +279,7 @@ class PostgresStore:
 
 
 def _lock(connection: Connection, what: str) -> None:
-    """Until the end of the transaction: those who make tables in a schema, or commit to a table, take turns."""
+    """Serializes the creation of tables in a schema, or commits to a table, until the end of the transaction."""
     connection.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"avow:{what}",))
 
 

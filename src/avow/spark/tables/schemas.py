@@ -1,8 +1,8 @@
-"""The schema of a table's rows, and whether other rows fit it.
+"""The schema of a table's rows, and the check whether other rows fit it.
 
-Spark hands over Arrow batches whose types depend on its session: the zone of timestamps, large or small strings, what
-is nullable. A table must not depend on who wrote a row, so rows are brought to one form first: microseconds in UTC,
-small offsets, every column nullable. Nothing else is converted: rows of another type are refused, by the names of the
+The types of Spark's Arrow batches depend on its session: the time zone of timestamps, large or small strings,
+nullability. A table must not depend on the writer's session, so rows are first normalized: microseconds in UTC, small
+offsets, every column nullable. Nothing else is converted: rows of other types are refused with the names of the
 columns.
 """
 
@@ -61,12 +61,12 @@ def to_spark(schema: pa.Schema) -> StructType:
 
 
 def check_fits(rows: pa.Schema, *, table: pa.Schema, where: str) -> None:
-    """Same columns with the same types; their order is the table's."""
+    """Raises InvalidRequest unless the rows have the table's columns and types, in any order."""
     found, wanted = (dict(zip(schema.names, schema.types, strict=True)) for schema in (normal(rows), normal(table)))
     wrong = [f"{name} is missing" for name in wanted if name not in found]
     wrong += [f"{name} is not in the table" for name in found if name not in wanted]
     wrong += [
-        f"{name} is {found[name]}, in the table {kind}"
+        f"{name} is {found[name]}, but {kind} in the table"
         for name, kind in wanted.items()
         if name in found and not _same(found[name], kind)
     ]
@@ -75,7 +75,7 @@ def check_fits(rows: pa.Schema, *, table: pa.Schema, where: str) -> None:
 
 
 def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    """Names of a map's inner fields differ between libraries and mean nothing."""
+    """Whether two types are equal, ignoring the names of a map's inner fields, which differ between libraries."""
     if pa.types.is_map(one) and pa.types.is_map(other):
         return _same(one.key_type, other.key_type) and _same(one.item_type, other.item_type)
     if pa.types.is_list(one) and pa.types.is_list(other):
@@ -88,13 +88,13 @@ def _same(one: pa.DataType, other: pa.DataType) -> bool:
 def check_partitions(names: Sequence[str], schema: pa.Schema) -> None:
     for name in names:
         if name not in schema.names:
-            raise InvalidRequest(f"rows have no column {name} to partition by; nothing was written")
+            raise InvalidRequest(f"the rows have no column {name} to partition by; nothing was written")
         kind = schema.field(name).type
         fit = (pa.types.is_string, pa.types.is_integer, pa.types.is_date32, pa.types.is_boolean)
         if not any(is_kind(kind) for is_kind in fit):
             raise InvalidRequest(
-                f"column {name} is {kind}: only strings, integers, dates and booleans can partition a table. "
-                "Nothing was written"
+                f"column {name} is {kind}, but only strings, integers, dates and booleans can partition a table; "
+                "nothing was written"
             )
     if names and len(set(names)) == len(schema.names):
         raise InvalidRequest("a table cannot be partitioned by all of its columns; nothing was written")

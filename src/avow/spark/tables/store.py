@@ -1,38 +1,38 @@
-"""What every kind of table can do, apart from Spark.
+"""The interface of every kind of table, independent of Spark.
 
-Rows reach a table in two phases. `stage` runs in tasks, many at once, some of them in vain: attempts fail, are
-killed, or run twice. What it returns is all that is known of its rows; nobody sees them yet. `commit` runs at the
-driver with what the successful attempts returned, and makes all of it visible as one, with the number of the batch.
+Rows are written to a table in two phases. `stage` runs in tasks, many at once; attempts may fail, be killed, or run
+twice. It returns a description of its rows, which are not visible yet. `commit` runs at the driver with the results of
+the successful attempts, and makes all rows visible at once, together with the version of the batch.
 
-    a batch has a name      `app_id` (a query's id, or a name chosen for batch writes) and `version`, which only grows
-    once                    a table remembers the last version of each app_id, in the same step that shows the rows;
-                            a commit of that version or an earlier one changes nothing and answers False
-    unknown                 a commit that failed may have taken effect: the same batch is staged and committed again
+    name of a batch         `app_id` (a query's id, or a name chosen for batch writes) and `version`, which only grows
+    exactly once            a table stores the last version of each app_id in the same step that shows the rows; a
+                            commit of that version or an earlier one changes nothing and returns False
+    unknown outcome         a commit that failed may have taken effect: stage and commit the same batch again
     leftovers               staged rows that were never committed are not visible, and are cleaned up later
 
-Spark calls `abort` after failures, also after a commit that took effect, and calls nothing for attempts that it lost.
-So nothing is undone here, ever.
+Spark calls `abort` after failures, even after a commit that took effect, and calls nothing for attempts that it lost.
+So a store never undoes anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from avow.errors import InvalidRequest
-from avow.spark.tables.ranges import Range
+from avow.spark.tables.version_ranges import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = "avow-table"  # Spark's name for the data source behind tables
-NAME_CHARS_MAX = 200
+FORMAT: Final = "avow-table"  # Spark's name for the data source behind tables
+NAME_CHARS_MAX: Final = 200
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """A data file, or a table of a database, that a task filled. `values`: a file's partition values, as text."""
+    """A data file, or a table of a database, that a task wrote. `values`: a file's partition values, as text."""
 
     place: str
     rows: int
@@ -44,8 +44,8 @@ class Staged(msgspec.Struct, frozen=True):
 
 class Store(Protocol):
     def prepare(self, schema: pa.Schema, *, partition_by: Sequence[str] | None) -> list[str]:
-        """Makes the table if there is none, and refuses a schema that its rows do not fit. Answers the columns that it
-        is partitioned by, which tasks must know and would have to read a whole log for."""
+        """Creates the table if it does not exist, and refuses a schema that does not fit. Returns the partition
+        columns, so that tasks need not read the log for them."""
 
     def stage(
         self,
@@ -58,26 +58,26 @@ class Store(Protocol):
     ) -> list[Staged]: ...
 
     def commit(self, staged: Sequence[Staged], *, app_id: str, version: int) -> bool:
-        """True: visible and durable now, by this call. False: it was before."""
+        """True if this call made the rows visible and durable, False if an earlier one did."""
 
     def committed(self, app_id: str) -> int | None:
-        """The last version of that name, None if there is none."""
+        """The last committed version of that app_id, None if there is none."""
 
     def schema(self) -> pa.Schema: ...
 
     def count(self) -> int: ...
 
     def ranges(self) -> Iterator[Range]:
-        """Of an archive: what it holds of each lane."""
+        """The version ranges of each lane that an archive holds."""
 
     def clean(self, *, older_than_s: float) -> int:
-        """Removes what attempts left behind that are older than this; answers how many files or tables it was."""
+        """Removes leftovers of attempts older than this; returns the number of files or tables removed."""
 
 
 def check_name(*, app_id: str, version: int) -> None:
     if not app_id or len(app_id) > NAME_CHARS_MAX or not app_id.isprintable():
         raise InvalidRequest(
-            f"{app_id!r} is no app_id: 1 to {NAME_CHARS_MAX} printable characters; nothing was written"
+            f"the app_id {app_id!r} is not 1 to {NAME_CHARS_MAX} printable characters; nothing was written"
         )
     if not 0 <= version < 1 << 63:
-        raise InvalidRequest(f"{version} is no version of a batch: 0 or more; nothing was written")
+        raise InvalidRequest(f"the version {version} of a batch is negative or too large; nothing was written")

@@ -1,25 +1,26 @@
-"""One small interface for every kind of table, chosen by URL.
+"""One interface for every kind of table, selected by the URL.
 
     delta:PATH, parquet:PATH, postgresql://user@host:port/db?table=schema.name
 
-A stream or a batch is appended exactly once: what is written under a name and a number that the table knows already
-is not written again (see `store`). A stream is named by its query's id, which lives in the checkpoint: whoever
-deletes the checkpoint starts another stream, and writes what that reads. A batch is named by its writer.
+A stream or a batch is appended exactly once: a write under a name and version that the table already has is skipped
+(see `store`). A stream's name is its query's id, which the checkpoint stores: without the checkpoint it is another
+stream, which writes everything it reads. The writer chooses the name of a batch.
 
-A table is made by its first writer with that one's columns; later writers must have the same.
+The first writer creates the table with its columns; later writers must have the same columns.
+
+Spark opens a store again for each commit, so only the libraries of its kind are imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, cast
 
 import msgspec
 
 from avow.errors import InvalidRequest
-from avow.spark.tables import ranges, schemas
+from avow.spark.tables import schemas, version_ranges
 from avow.spark.tables.address import Address, Kind, parse
-from avow.spark.tables.opening import AnyStore, FolderStore, store_of
 from avow.spark.tables.store import FORMAT
 
 if TYPE_CHECKING:
@@ -27,13 +28,40 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from avow.spark.tables.delta import DeltaStore
+    from avow.spark.tables.parquet import ParquetStore
+    from avow.spark.tables.postgres import PostgresStore
 
-DAY_S = 86_400.0
+
+FolderStore: TypeAlias = Union["DeltaStore", "ParquetStore"]
+AnyStore: TypeAlias = Union["DeltaStore", "ParquetStore", "PostgresStore"]
+
+
+def open_store(url: str, options: Mapping[str, str] | None = None) -> AnyStore:
+    """Opens nothing yet: a missing table or server is reported at the first use."""
+    return store_of(parse(url, options))
+
+
+def store_of(address: Address) -> AnyStore:
+    if address.kind is Kind.DELTA:
+        from avow.spark.tables.delta import DeltaStore
+
+        return DeltaStore(address)
+    if address.kind is Kind.PARQUET:
+        from avow.spark.tables.parquet import ParquetStore
+
+        return ParquetStore(address)
+    from avow.spark.tables.postgres import PostgresStore
+
+    return PostgresStore(address)
+
+
+DAY_S: Final = 86_400.0
 
 
 def open_table(url: str, *, options: Mapping[str, str] | None = None) -> Table:
-    """Options of Delta and Parquet: `compression` of new files (zstd, snappy, none). Of Delta: `compact`, after how
-    many commits small files are put together (see `Table.compact`); 0 is never. Nothing is opened or made yet."""
+    """Options of Delta and Parquet: `compression` of new files (zstd, snappy, none). Options of Delta: `compact`, the
+    number of commits after which small files are merged (see `Table.compact`); 0 is never. Nothing is opened or created
+    yet."""
     return Table(url, parse(url, options), options=options)
 
 
@@ -54,7 +82,7 @@ class Table:
     ) -> StreamingQuery:
         """Starts a query that appends. `trigger` is Spark's: {"availableNow": True}, {"processingTime": "1 second"}.
 
-        Archives are partitioned by ("topic", "partition") where the table is a folder; see `archived_ends`.
+        Partition an archive in a folder by ("topic", "partition"); see `archived_ends`.
         """
         target = self._prepare(df, partition_by)
         writer = df.writeStream.format(FORMAT).outputMode("append").options(**target)
@@ -68,7 +96,7 @@ class Table:
     def write_batch(
         self, df: DataFrame, *, app_id: str, version: int, partition_by: Sequence[str] | None = None
     ) -> bool:
-        """Appends all of `df`, or nothing if `app_id` has written `version` or a later one: then it answers False."""
+        """Appends `df`. Returns False and writes nothing if `app_id` already wrote `version` or a later one."""
         target = self._prepare(df, partition_by)
         last = self._store.committed(app_id)
         if last is not None and last >= version:
@@ -78,7 +106,7 @@ class Table:
         return True
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """What is committed now. Later commits are seen by calling it again."""
+        """The rows that are committed now. Call it again to see later commits."""
         if self.address.kind is Kind.POSTGRESQL:
             _register(spark)
             return spark.read.format(FORMAT).options(**self._sparks_options()).load()
@@ -90,41 +118,41 @@ class Table:
         return read.select(*schema.fieldNames())
 
     def committed(self, app_id: str) -> int | None:
-        """The last version written under that name; None if there is none. A stream's name is its query's id."""
+        """The last version written under `app_id`; None if there is none. That of a stream is its query's id."""
         return self._store.committed(app_id)
 
     def count(self) -> int:
         return self._store.count()
 
     def archived_ends(self) -> dict[tuple[str, int], int]:
-        """Of an archive, by (queue, lane): the version up to which nothing is missing. From notes, not from rows."""
-        return ranges.archived_ends(self._store.ranges())
+        """For an archive, by (queue, lane): the version up to which no row is missing, according to the metadata."""
+        return version_ranges.archived_ends(self._store.ranges())
 
     def clean(self, *, older_than_s: float = DAY_S) -> int:
-        """Removes leftovers of failed attempts. `older_than_s` must be longer than any batch takes to be written."""
+        """Removes leftovers of failed attempts. `older_than_s` must be longer than the write of any batch takes."""
         return self._store.clean(older_than_s=older_than_s)
 
     def compact(self) -> int:
-        """Puts small files of a Delta table together; answers how many files fewer there are. Readers and writers go on
-        meanwhile. A table made here does this by itself after every 200th commit, any other one if it is asked to by
-        the option `compact`."""
+        """Merges small files of a Delta table; returns by how many files it has fewer. Readers and writers can continue
+        meanwhile. A table created by Avow is compacted after every 200th commit, any other one only with the option
+        `compact`."""
         if self.address.kind is not Kind.DELTA:
-            raise InvalidRequest(f"{self.address.kind} tables are not compacted; nothing was changed")
+            raise InvalidRequest(f"{self.address.kind} tables cannot be compacted; nothing was changed")
         return cast("DeltaStore", self._store).compact()
 
     def _prepare(self, df: DataFrame, partition_by: Sequence[str] | None) -> dict[str, str]:
-        """Makes the table if need be, and answers Spark's options for writing to it."""
+        """Creates the table if it does not exist, and returns Spark's options for writing to it."""
         columns = self._store.prepare(schemas.from_spark(df.schema), partition_by=partition_by)
         _register(df.sparkSession)
         return {**self._sparks_options(), "partitionedBy": msgspec.json.encode(columns).decode()}
 
     def _sparks_options(self) -> dict[str, str]:
-        """Workers have other working folders, so a path goes to them whole."""
+        """Options for workers, with an absolute path, since their working folders differ."""
         url = self.url if self.address.table else f"{self.address.kind}:{self.address.place}"
         return {"url": url, **self._options}
 
 
 def _register(spark: SparkSession) -> None:
-    from avow.spark.tables.source import TableSource
+    from avow.spark.tables.table_source import TableSource
 
     spark.dataSource.register(TableSource)

@@ -1,0 +1,1 @@
+"""Transports of a channel's packets: WebSockets, and WebChannel sessions over plain HTTP."""

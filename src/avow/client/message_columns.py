@@ -1,0 +1,87 @@
+"""Messages of one bulk call as columns of equal length, split into batches that fit.
+
+The lists that a caller passes to `enqueue_many` are validated once, before anything is sent, and split by the maximum
+size and number of messages of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from avow import limits
+from avow.client.batches import (
+    BATCH_CONTENT_SIZE_BYTES_MAX,
+    OVERHEAD_BYTES,
+    Batch,
+    Headers,
+    Pairs,
+    check_size,
+    pairs_of,
+    pairs_size,
+    plain_bytes,
+)
+from avow.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from avow.wire.record import Buffer
+
+
+class Columns(NamedTuple):
+    """The caller's columns, of equal length; a batch takes some of the rows."""
+
+    values: list[bytes]
+    keys: Sequence[bytes | None] | None
+    headers: Sequence[Pairs] | None
+    times: Sequence[int] | None
+
+    def sizes(self, numbers: Sequence[int]) -> list[int]:
+        values, keys, headers = self.values, self.keys, self.headers
+        if keys is None and headers is None:
+            return [len(values[n]) for n in numbers]
+        sizes = []
+        for n in numbers:
+            beside = len((keys[n] if keys is not None else None) or b"")
+            sizes.append(len(values[n]) + beside + pairs_size(headers[n] if headers is not None else None))
+        return sizes
+
+    def fill(self, batch: Batch, numbers: Sequence[int]) -> None:
+        batch.values = self.values if len(numbers) == len(self.values) else [self.values[n] for n in numbers]
+        batch.keys = None if self.keys is None else [self.keys[n] for n in numbers]
+        batch.headers = None if self.headers is None else [self.headers[n] for n in numbers]
+        batch.times = None if self.times is None else [self.times[n] for n in numbers]
+        batch.size = sum(self.sizes(numbers)) + OVERHEAD_BYTES * len(numbers)
+
+
+def columns_of(
+    values: Sequence[Buffer],
+    *,
+    keys: Sequence[bytes | None] | None,
+    headers: Sequence[Headers | None] | None,
+    times: Sequence[int] | None,
+) -> Columns:
+    _check_lengths(values, keys=keys, headers=headers, times=times)
+    plain = [value if type(value) is bytes else plain_bytes(value) for value in values]
+    check_size(max(map(len, plain), default=0))
+    pairs = None if headers is None else [pairs_of(item) or () for item in headers]
+    return Columns(plain, keys, pairs, times)
+
+
+def _check_lengths(values: Sequence[object], **columns: Sequence[object] | None) -> None:
+    for name, column in columns.items():
+        if column is not None and len(column) != len(values):
+            raise InvalidRequest(
+                f"{len(values)} values but {len(column)} {name}; nothing was sent. Pass lists of the same length"
+            )
+
+
+def split(sizes: Sequence[int], *, size_bytes_max: int = BATCH_CONTENT_SIZE_BYTES_MAX) -> Iterator[range]:
+    """Ranges of messages that each fit into one batch. `sizes` are in bytes, with keys and headers."""
+    first, used = 0, 0
+    for number, size in enumerate(sizes):
+        used += size + OVERHEAD_BYTES // 2
+        if number > first and (used > size_bytes_max or number - first >= limits.BATCH_COUNT_MAX):
+            yield range(first, number)
+            first, used = number, size + OVERHEAD_BYTES // 2
+    if first < len(sizes):
+        yield range(first, len(sizes))

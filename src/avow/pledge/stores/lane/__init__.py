@@ -1,0 +1,1 @@
+"""The default pledge store: a queue of the cluster itself."""

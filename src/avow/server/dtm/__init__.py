@@ -1,0 +1,1 @@
+"""dtm's API on top of pledges: HTTP, JSON-RPC and gRPC."""

@@ -1,0 +1,112 @@
+"""The peers that this peer knows: number, identity and addresses of each, stored in its own data folder.
+
+The metadata lane holds the same data. There are two reasons for a second copy. A starting peer must reach the others
+before it has replayed anything. And a founder uses its number from the first link on, before any entry could bind that
+number to an identity: every peer remembers the identity that it first saw under a number, and refuses any other. So a
+peer whose folder was emptied is refused by every peer it ever connected to, and cannot vote a second time.
+
+    peers, peers-copy   own number, then all known peers; rewritten and synced at each change, before it takes effect
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+import msgspec
+from msgspec import Struct
+
+from avow.errors import FolderUnusable, StorageDamaged
+from avow.storage import checked
+from avow.storage.files import Files, read_whole, write_whole
+
+_MAGIC: Final = b"AVpb"
+_NAMES: Final = ("peers", "peers-copy")
+
+
+class KnownPeer(Struct, frozen=True):
+    """`identity` is empty for a founder that has not connected yet. `gone`: it left the cluster and is refused."""
+
+    number: int
+    link: str
+    identity: bytes = b""
+    api: str = ""
+    gone: bool = False
+
+
+class _Content(Struct, frozen=True):
+    number: int
+    founders: tuple[int, ...]
+    peers: tuple[KnownPeer, ...]
+
+
+_decoder: Final = msgspec.msgpack.Decoder(_Content)
+
+
+class PeerRegistry:
+    """`number` is 0 until the first write."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.number = 0
+        self.founders: tuple[int, ...] = ()
+        self.peers: dict[int, KnownPeer] = {}
+        self._read()
+
+    def begin(self, number: int, peers: dict[int, KnownPeer], founders: tuple[int, ...]) -> None:
+        """The first write in a new folder."""
+        self.number, self.founders, self.peers = number, founders, dict(peers)
+        self._write()
+
+    def meet(self, number: int, identity: bytes) -> None:
+        """A peer said Hello. Raises FolderUnusable when its identity is not the one known by that number."""
+        known = self.peers.get(number)
+        if known is None:
+            raise FolderUnusable(f"peer {number} is not a known member of this cluster; it must join first")
+        if known.gone:
+            raise FolderUnusable(f"peer {number} has left the cluster; restart it with an empty folder and --join")
+        if known.identity == identity:
+            return
+        if known.identity:
+            raise FolderUnusable(
+                f"peer {number} had identity {UUID(bytes=known.identity)} and now has {UUID(bytes=identity)}: its "
+                "folder was emptied or replaced, so it may not vote under this number. Remove that peer from the "
+                "cluster and let it join again"
+            )
+        self._put(msgspec.structs.replace(known, identity=identity))
+
+    def learn(self, known: KnownPeer) -> bool:
+        """Stores what the metadata lane says about a peer. True: it was not known yet."""
+        if self.peers.get(known.number) == known:
+            return False
+        self._put(known)
+        return True
+
+    def _put(self, known: KnownPeer) -> None:
+        self.peers[known.number] = known
+        self._write()
+
+    def _read(self) -> None:
+        damage: list[StorageDamaged] = []
+        for name in _NAMES:
+            data = read_whole(self._files, name)
+            if data is None:
+                continue
+            try:
+                content = _decoder.decode(checked.unseal(_MAGIC, data, file=name))
+            except StorageDamaged as flaw:
+                damage.append(flaw)
+                continue
+            self.number, self.founders = content.number, content.founders
+            self.peers = {known.number: known for known in content.peers}
+            return
+        if damage:
+            raise damage[0]
+
+    def _write(self) -> None:
+        content = _Content(self.number, self.founders, tuple(self.peers.values()))
+        sealed = checked.seal(_MAGIC, msgspec.msgpack.encode(content))
+        for name in _NAMES:  # one after the other: a crash in between leaves one copy intact
+            write_whole(self._files, f"{name}.new", [sealed])
+            self._files.rename(old=f"{name}.new", new=name)
+        self._files.sync_folder(".")

@@ -1,0 +1,270 @@
+"""A running peer: it feeds the node, performs the effects it drains and calls its timer. No decision is made here.
+
+    socket, disk, clock ──► node input ──► wake() ──► once per turn of the loop: drain, write, send, answer
+
+The effects of all inputs of one turn of the event loop are drained together: one write to storage, one write to each
+link, one write to each client. Storage syncs in its own thread and calls back on the loop.
+
+Effects are written in the order in which they were drained. When the disk has no room for them they wait, together with
+everything drained after them, and are retried at each tick. Meanwhile nothing that depends on them leaves this peer,
+because the node does not release it before it has the proof of their sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID
+
+from avow.errors import DiskFull, FolderUnusable
+from avow.node.answers import Answer, Stored
+from avow.node.effect_mux import NodeEffects
+from avow.node.node import Node
+from avow.replication.durable import StoreImage, Synced
+from avow.replication.effects import SaveRun
+from avow.replication.tuning import Tuning
+from avow.server.links import Links
+from avow.server.peer_registry import KnownPeer, PeerRegistry
+from avow.server.settings import Settings
+from avow.storage.data_folder import Folder
+from avow.storage.file_store import FileStore
+from avow.wire.frames import PROTOCOL_VERSION, Hello
+from avow.wire.messages import Message
+
+log = logging.getLogger("avow.server")
+
+TICK_S: Final = 0.02
+_EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
+
+
+def _supervised(work: Callable[..., None], *arguments: Any) -> None:
+    """After an error here the state of the node is undefined, so the process must end; the next one reads the disk."""
+    try:
+        work(*arguments)
+    except Exception as error:
+        log.critical("this peer stops now: an internal error left its state undefined. Restart it", exc_info=error)
+        logging.shutdown()
+        os._exit(_EXIT_STATUS)
+
+
+class Peer:
+    """It is made with its folder locked and its store loaded; `start` starts it on the running loop."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        cluster: UUID,
+        identity: UUID,
+        folder: Folder,
+        store: FileStore,
+        image: StoreImage,
+        registry: PeerRegistry,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.settings, self.cluster, self.identity = settings, cluster, identity
+        self.number = registry.number
+        self._folder, self.store, self._image, self.registry = folder, store, image, registry
+        self._tuning = tuning or Tuning()
+        self._callbacks: dict[int, Callable[[Answer], None]] = {}
+        self._request = 0
+        self._scheduled = self._dialled = False
+        self._unwritten: deque[NodeEffects] = deque()  # drained, waiting for disk space; oldest first
+        self._ticker: asyncio.TimerHandle | None = None
+        self.failed: asyncio.Future[str] | None = None  # resolved with the reason when this peer must stop
+        self.on_turn: Callable[[], None] | None = None  # called after the effects of a turn of the loop were performed
+        self.links: Links | None = None
+        self.runs: dict[int, int] = {}  # of other peers: the incarnation in their last Hello
+        self.node: Node
+
+    # ------------------------------------------------------------------ start and stop
+
+    async def start(self, links: Links) -> None:
+        """The number of this run is durable before anything else happens."""
+        self._loop = asyncio.get_running_loop()
+        self.failed = self._loop.create_future()
+        run = self._image.incarnation + 1
+        synced = self._loop.create_future()
+        self.store.write([SaveRun(run)], synced.set_result)
+        await synced
+        self.node = Node(
+            me=self.number,
+            incarnation=run,
+            image=self._image,
+            founders=self.registry.founders,
+            disk=self.store,
+            rng=random.random,
+            tuning=self._tuning,
+            now=self.now(),
+        )
+        self._image = StoreImage(0, {}, [])
+        self.links = links
+        self._learn_peers()
+        self._tick()
+
+    def introduce(self, *, link: str, api: str) -> None:
+        """Sets the addresses under which others reach this peer; from here on housekeeping announces them."""
+        housekeeping = self.node.housekeeping
+        housekeeping.identity, housekeeping.link, housekeeping.api = self.identity.bytes, link, api
+
+    async def stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self.links is not None:
+            await self.links.stop()
+        self.store.close()
+        self._folder.close()
+
+    # ------------------------------------------------------------------ clients of this process
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def expect(self, callback: Callable[[Answer], None]) -> int:
+        """A new number for a request to the node. Its answer is passed to `callback` on the loop.
+
+        A pub-sub write is answered twice: Stored, then its outcome.
+        """
+        self._request += 1
+        self._callbacks[self._request] = callback
+        return self._request
+
+    def forget(self, request: int, *, lane: int | None = None) -> None:
+        """Its answer is not needed any more. `lane`: the lane the request was for, if known."""
+        if self._callbacks.pop(request, None) is not None:
+            self.node.cancel(request, lane=lane)
+
+    def wake(self) -> None:
+        """Call it after an input: the effects are performed at the end of this turn of the loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._perform)
+
+    # ------------------------------------------------------------------ what links call
+
+    def hello(self) -> Hello:
+        return Hello(self.cluster.bytes, self.identity.bytes, self.number, self.node.incarnation)
+
+    def greeted(self, hello: Hello) -> None:
+        if hello.cluster != self.cluster.bytes:
+            raise FolderUnusable(f"it belongs to cluster {UUID(bytes=hello.cluster)}, this peer to {self.cluster}")
+        if hello.protocol < PROTOCOL_VERSION:
+            raise FolderUnusable(f"it uses protocol {hello.protocol}, this peer needs {PROTOCOL_VERSION}")
+        if hello.peer == self.number:
+            raise FolderUnusable(f"it has number {hello.peer}, which is this peer's own number")
+        self.registry.meet(hello.peer, hello.identity)
+        self.runs[hello.peer] = hello.incarnation
+
+    def received(self, source: int, route: int, message: Message) -> None:
+        _supervised(self.node.receive, source, route, message, time.monotonic())
+        self.wake()
+
+    def addresses(self) -> dict[int, str]:
+        return {known.number: known.link for known in self.registry.peers.values() if known.link and not known.gone}
+
+    # ------------------------------------------------------------------ drain, write, send, answer
+
+    def _perform(self) -> None:
+        self._scheduled = False
+        _supervised(self._drain)
+        if self.on_turn is not None:
+            self.on_turn()
+
+    def _drain(self) -> None:
+        """Storage comes last: its thread starts when this one releases the interpreter lock, not before."""
+        node, links = self.node, self.links
+        assert links is not None
+        effects = node.drain()
+        if effects is not None:
+            for peer, route, message in effects.sends:
+                links.send(peer, route, message)
+        if node.answers:
+            self._answer()
+        if effects is None:
+            return
+        if effects.sends:
+            links.flush()
+        if not effects.persist:
+            return
+        if self._unwritten:
+            self._unwritten.append(effects)
+        elif not self._write(effects):
+            log.warning("the disk is full: this peer refuses writes until there is space; reads continue")
+            self._unwritten.append(effects)
+
+    def _write(self, effects: NodeEffects) -> bool:
+        """False: the disk is full."""
+        try:
+            self.store.write(effects.persist, self._synced)
+        except DiskFull:
+            self.node.disk_full(full=True)
+            return False
+        return True
+
+    def _synced(self, proof: Synced) -> None:
+        """The oldest write that was not synced is synced now: proofs come in the order of the writes."""
+        _supervised(self.node.persisted, proof)
+        self.wake()
+
+    def _answer(self) -> None:
+        answers, self.node.answers = self.node.answers, []
+        callbacks = self._callbacks
+        for request, answer in answers:
+            callback = callbacks.get(request) if type(answer) is Stored else callbacks.pop(request, None)
+            if callback is not None:
+                callback(answer)
+
+    # ------------------------------------------------------------------ time
+
+    def _tick(self) -> None:
+        _supervised(self._run_timers)
+        self.wake()
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def _run_timers(self) -> None:
+        node = self.node
+        while self._unwritten and self._write(self._unwritten[0]):
+            self._unwritten.popleft()
+            if not self._unwritten:
+                log.warning("the disk has space again and writes are accepted; no acknowledged message was lost")
+        self.store.rest_if_idle(time.monotonic())
+        node.disk_full(full=self.store.full or bool(self._unwritten))
+        node.tick(time.monotonic(), self.now_ms())
+        self._learn_peers()
+        if node.housekeeping.refused and self.failed is not None and not self.failed.done():
+            self.failed.set_result(node.housekeeping.refused)
+
+    def _learn_peers(self) -> None:
+        """Copies what the metadata lane says about peers to the registry, and adjusts the links."""
+        table = self.node.metadata.state.peers.by_number
+        changed = False
+        for info in table.values():
+            known = KnownPeer(info.number, info.link, info.identity, info.api, gone=info.state == "gone")
+            if self.registry.peers.get(info.number) != known and self.registry.learn(known):
+                changed = True
+                if known.gone and self.links is not None:
+                    self.links.cut(info.number, "it left the cluster")
+        if (changed or not self._dialled) and self.links is not None:
+            self._dialled = True
+            self.links.dial_all()
+
+    # ------------------------------------------------------------------ statistics
+
+    def statistics(self) -> dict[str, Any]:
+        storage = self.store.statistics()
+        return {
+            "waiting_requests": len(self._callbacks),
+            "unwritten": len(self._unwritten),
+            "node": self.node.statistics(),
+            "links": self.links.statistics() if self.links is not None else {},
+            "storage": {name: getattr(storage, name) for name in storage.__struct_fields__},
+        }

@@ -1,0 +1,318 @@
+"""Faults of peers, one after another, drawn from a seed.
+
+    kill         kill -9 of any peer, or of a lane's coordinator; started again after a moment
+    restart      orderly, one peer after the other
+    pause        SIGSTOP for 0.2 to 6 s: the process stops, its connections stay open
+    partition    one peer alone; one direction only; or a bridge: two peers that do not reach each other
+    slow         bytes to and from one peer are delayed
+    filled       one peer's disk is full
+    damage       bytes of lane files or of the log change on the disk of one peer that is down
+    add, remove  a peer joins or leaves
+
+At most a minority is affected at a time: a fault is undone, and the cluster whole again, before the next one. Kinds are
+drawn from a shuffled deck, so that even a short campaign has each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from avow.errors import Offline
+from avow_lab.campaigns.peers.network import Pair
+from avow_lab.campaigns.peers.testbed import Testbed
+
+KINDS: Final = ("kill", "restart", "pause", "partition", "slow", "filled", "damage", "add", "remove")
+MEMBERS_MAX_MORE: Final = 2
+_DECK: Final = {
+    "kill": ("kill any", "kill coordinator", "kill coordinator"),
+    "restart": ("restart",),
+    "pause": ("pause", "pause"),
+    "partition": ("partition minority", "partition one-way", "partition bridge"),
+    "slow": ("slow",),
+    "filled": ("filled",),
+    "damage": ("damage lanes", "damage log"),
+    "add": ("add",),
+    "remove": ("remove",),
+}
+_DAMAGE_BYTES: Final = 24
+
+
+class Fault(Struct):
+    """`queue` and `lane`: whose coordinator was killed."""
+
+    kind: str
+    what: str
+    started_ns: int
+    ended_ns: int = 0
+    recovered_ns: int = 0
+    note: str = ""
+    queue: str = ""
+    lane: int = -1
+
+
+class Faults:
+    """`lanes` are the two-phase lanes whose coordinators may be killed, as (queue, index)."""
+
+    def __init__(
+        self,
+        testbed: Testbed,
+        *,
+        kinds: Sequence[str],
+        seed: int,
+        lanes: Sequence[tuple[str, int]],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self.testbed, self._kinds, self._lanes, self._clock_ns = testbed, tuple(kinds), tuple(lanes), clock_ns
+        self._random = random.Random(seed)
+        self._deck: list[str] = []
+        self._peers_wanted = len(testbed.members)
+        self.performed: list[Fault] = []
+        self.current = ""
+        self.stuck = ""
+
+    async def run(self, until: Callable[[], bool]) -> None:
+        """One fault after another until `until` is true. The last one is undone too."""
+        while self._kinds and not until() and not self.stuck:
+            await asyncio.sleep(self._random.uniform(0.3, 1.5))
+            await self.perform(self._next())
+
+    async def perform(self, kind: str) -> Fault | None:
+        """Inject a fault, undo it, and wait until the cluster is whole. None when it does not apply now."""
+        act: Callable[[Fault], Awaitable[bool]] = getattr(self, "_" + kind.replace(" ", "_").replace("-", "_"))
+        fault = Fault(kind, kind, self._clock_ns())
+        self.current = kind
+        try:
+            applied = await act(fault)
+        except Offline as error:
+            self.stuck, applied = f"{fault.what}: {error}", True
+        finally:
+            self.testbed.network.heal()
+            self.current = ""
+        fault.ended_ns = self._clock_ns()
+        if not applied:
+            return None
+        self.performed.append(fault)
+        if not self.stuck:
+            await self._recover(fault)
+        return fault
+
+    async def _recover(self, fault: Fault) -> None:
+        missing = await asyncio.to_thread(self.testbed.wait_whole)
+        fault.recovered_ns = self._clock_ns()
+        if missing:
+            self.stuck = f"after {fault.what}: {missing}"
+
+    def _next(self) -> str:
+        if not self._deck:
+            self._deck = [card for kind in self._kinds for card in _DECK[kind]]
+            self._random.shuffle(self._deck)
+        return self._deck.pop()
+
+    # ------------------------------------------------------------------ processes
+
+    def _any(self) -> int:
+        return self._random.choice(sorted(self.testbed.members))
+
+    def _others(self, peer: int) -> list[int]:
+        return sorted(self.testbed.members - {peer})
+
+    async def _kill_any(self, fault: Fault) -> bool:
+        return await self._kill(fault, self._any())
+
+    async def _kill_coordinator(self, fault: Fault) -> bool:
+        if not self._lanes:
+            return False
+        queue, index = self._random.choice(self._lanes)
+        number = await asyncio.to_thread(self.testbed.coordinator, queue, index)
+        if not number:
+            return False
+        fault.queue, fault.lane = queue, index
+        return await self._kill(fault, number, f"coordinator of {queue}/{index}, ")
+
+    async def _kill(self, fault: Fault, number: int, who: str = "") -> bool:
+        fault.what = f"kill -9 of {who}peer {number}"
+        fault.started_ns = self._clock_ns()
+        await asyncio.to_thread(self.testbed.cluster.kill, number)
+        await asyncio.sleep(self._random.uniform(0.2, 4.0))
+        await asyncio.to_thread(self.testbed.cluster.restart, number, ready=False)
+        return True
+
+    async def _restart(self, fault: Fault) -> bool:
+        order = sorted(self.testbed.members)
+        self._random.shuffle(order)
+        fault.what = f"rolling restart of peers {', '.join(map(str, order))}"
+        for number in order:
+            await asyncio.to_thread(self.testbed.cluster.stop, number)
+            await asyncio.to_thread(self.testbed.cluster.restart, number)
+        return True
+
+    async def _pause(self, fault: Fault) -> bool:
+        number, pause_s = self._any(), self._random.choice([0.2, 0.4, 1.0, 2.0, 6.0])
+        fault.what = f"peer {number} paused for {pause_s:g} s"
+        self.testbed.cluster.pause(number)
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            self.testbed.cluster.resume(number)
+        return True
+
+    # ------------------------------------------------------------------ network
+
+    async def _partition_minority(self, fault: Fault) -> bool:
+        number = self._any()
+        fault.what = f"peer {number} cut off"
+        return await self._hold(fault, both((number, other) for other in self._others(number)))
+
+    async def _partition_one_way(self, fault: Fault) -> bool:
+        number = self._any()
+        others = self._others(number)
+        outgoing = self._random.choice([True, False])
+        fault.what = f"peer {number} {'does not reach' if outgoing else 'is not reached by'} {others}"
+        pairs = [(number, other) if outgoing else (other, number) for other in others]
+        return await self._hold(fault, pairs)
+
+    async def _partition_bridge(self, fault: Fault) -> bool:
+        a, b = self._random.sample(sorted(self.testbed.members), 2)
+        fault.what = f"no link between peers {a} and {b}"
+        return await self._hold(fault, both([(a, b)]))
+
+    async def _hold(self, fault: Fault, pairs: Iterable[Pair]) -> bool:
+        how = self.testbed.network.hold(list(pairs), cut=self._random.random() < 0.5)
+        fault.what += f", {how}"
+        await asyncio.sleep(self._random.uniform(0.5, 6.0))
+        return True
+
+    async def _slow(self, fault: Fault) -> bool:
+        if not self.testbed.network.slows:
+            return False
+        number, delay_s = self._any(), self._random.choice([0.02, 0.1, 0.3])
+        fault.what = f"links of peer {number} slowed by {delay_s * 1000:g} ms"
+        self.testbed.network.slow(both((number, other) for other in self._others(number)), delay_s)
+        await asyncio.sleep(self._random.uniform(1.0, 4.0))
+        return True
+
+    # ------------------------------------------------------------------ disks
+
+    async def _filled(self, fault: Fault) -> bool:
+        if not self.testbed.fillable:
+            return False
+        number = self._any()
+        fault.what = f"disk of peer {number} filled up"
+        await asyncio.to_thread(self.testbed.fill, number)
+        try:
+            await asyncio.sleep(self._random.uniform(1.0, 5.0))
+        finally:
+            self.testbed.unfill(number)
+        if not self.testbed.cluster.process(number).alive:  # a peer on a full disk may end itself
+            fault.note = "the process ended"
+            await asyncio.to_thread(self.testbed.cluster.restart, number, ready=False)
+        return True
+
+    async def _damage_lanes(self, fault: Fault) -> bool:
+        return await self._damage(fault, "lanes/*/*.log", "lane files", share=1.0)
+
+    async def _damage_log(self, fault: Fault) -> bool:
+        """Not at the end of the log: there a peer cannot tell damage from a write that a crash tore, and drops it."""
+        return await self._damage(fault, "wal/*", "the log", share=0.5)
+
+    async def _damage(self, fault: Fault, pattern: str, name: str, *, share: float) -> bool:
+        number = self._any()
+        await asyncio.to_thread(self.testbed.cluster.kill, number)
+        folder = self.testbed.cluster.data(number)
+        hurt = flip_bytes(sorted(folder.glob(pattern)), self._random, share=share)
+        fault.what = f"{hurt} bytes of {name} of peer {number} changed"
+        try:
+            await asyncio.to_thread(self.testbed.cluster.restart, number)
+        except Offline as error:
+            await self._replace(fault, number, error)
+        else:
+            await self._see_repaired(fault, number)
+        return True
+
+    async def _see_repaired(self, fault: Fault, number: int) -> None:
+        """No second copy is damaged while the first is not repaired, since two damaged copies may be a majority."""
+        missing = await asyncio.to_thread(self.testbed.wait_whole)
+        missing = missing or await asyncio.to_thread(self.testbed.unreadable, number)
+        if missing:
+            fault.note = f"not repaired: {missing}; nothing else was damaged after that"
+            self._kinds = tuple(kind for kind in self._kinds if kind != "damage")
+            self._deck = [card for card in self._deck if not card.startswith("damage")]
+
+    async def _replace(self, fault: Fault, number: int, error: Offline) -> None:
+        """A peer whose promises may be lost refuses to start; a new one replaces it."""
+        if "UNFIT_TO_VOTE" not in str(error) and "may not vote" not in str(error) and "must not vote" not in str(error):
+            raise error
+        await asyncio.to_thread(self.testbed.remove, number)
+        heir = await asyncio.to_thread(self.testbed.add)
+        fault.note = f"unfit to vote: removed, and peer {heir} joined"
+
+    async def _emptied(self, fault: Fault) -> bool:
+        """A peer with an emptied folder starts under its old number: it must be refused. Then it is replaced."""
+        number = self._any()
+        fault.what = f"folder of peer {number} emptied"
+        await asyncio.to_thread(self.testbed.empty, number)
+        fault.note = await asyncio.to_thread(self.testbed.refused, number)
+        if fault.note:
+            await asyncio.to_thread(self.testbed.cluster.kill, number)
+            await asyncio.to_thread(self.testbed.remove, number)
+            await asyncio.to_thread(self.testbed.add)
+        else:
+            self.stuck = f"peer {number} was accepted under its old number with an emptied folder"
+        return True
+
+    # ------------------------------------------------------------------ members
+
+    async def _add(self, fault: Fault) -> bool:
+        if len(self.testbed.members) >= self._peers_wanted + MEMBERS_MAX_MORE:
+            return False
+        number = await asyncio.to_thread(self.testbed.add)
+        fault.what = f"peer {number} joined"
+        return True
+
+    async def _remove(self, fault: Fault) -> bool:
+        if len(self.testbed.members) <= self._peers_wanted:
+            if "add" not in self._kinds:
+                return False
+            await asyncio.to_thread(self.testbed.add)
+        number = self._any()
+        fault.what = f"peer {number} removed"
+        await asyncio.to_thread(self.testbed.remove, number)
+        return True
+
+
+def both(pairs: Iterable[Pair]) -> list[Pair]:
+    """Both directions of each pair."""
+    return [pair for a, b in pairs for pair in ((a, b), (b, a))]
+
+
+def flip_bytes(files: Sequence[Path], rng: random.Random, *, share: float = 1.0) -> int:
+    """Flip bits in up to two files, in the first `share` of the used part of each. Returns how many bytes changed."""
+    changed = 0
+    used = {path: int(_used_bytes(path) * share) for path in files}
+    candidates = [path for path in files if used[path]]
+    for path in rng.sample(candidates, min(len(candidates), 2)):
+        with path.open("r+b", buffering=0) as file:
+            for _ in range(_DAMAGE_BYTES):
+                at = rng.randrange(used[path])
+                before = os.pread(file.fileno(), 1, at)
+                os.pwrite(file.fileno(), bytes([before[0] ^ 1 << rng.randrange(8)]), at)
+                changed += 1
+    return changed
+
+
+def _used_bytes(path: Path) -> int:
+    """Up to the last byte that is not zero: log segments are preallocated with zeros."""
+    step = 1 << 20
+    with path.open("rb", buffering=0) as file:
+        for start in range((path.stat().st_size - 1) // step * step, -1, -step):
+            piece = os.pread(file.fileno(), step, start).rstrip(b"\0")
+            if piece:
+                return start + len(piece)
+    return 0

@@ -1,0 +1,226 @@
+"""The testbed: peers, the network between them, and where possible a file system for each.
+
+As root, every peer's folder is a small file system in memory that can be filled up. Otherwise that fault is left out,
+and the verdict says so. Kills need no file system: what a killed process wrote stays in the page cache.
+
+All calls block, some for seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from avow.errors import Offline
+from avow.limits import MIB, WAL_SEGMENT_SIZE_BYTES, WAL_SEGMENTS_MIN
+from avow.testing.cluster import wait_until
+from avow_lab.campaigns.peers.namespaces import NamespaceNetwork
+from avow_lab.campaigns.peers.network import Network, ProxyNetwork
+from avow_lab.campaigns.peers.peer_api import PeerApi
+
+DISK_BYTES: Final = (WAL_SEGMENTS_MIN + 1) * WAL_SEGMENT_SIZE_BYTES + 192 * MIB
+RECOVERY_S: Final = 45.0
+REFUSAL_S: Final = 4.0
+_BALLAST: Final = "ballast"
+
+
+class Testbed:
+    """`close` ends processes and proxies, and removes mounts. It must be called in any case."""
+
+    def __init__(self, *, peers: int, folder: Path, network: str) -> None:
+        self.folder = folder
+        self.network: Network = NamespaceNetwork(self.folder) if network == "namespaces" else ProxyNetwork(self.folder)
+        try:
+            self.cluster = self.network.cluster(peers)
+        except BaseException:
+            self.network.close()
+            raise
+        self.members = set(self.cluster.founders)
+        self._mounts: list[Path] = []
+        self.disks_note = ""
+        self._joined = 0
+
+    # ------------------------------------------------------------------ beginning and end
+
+    def start(self) -> None:
+        for number in self.cluster.founders:
+            self._mount_disk(self.cluster.data(number))
+        self.cluster.start()
+
+    def close(self) -> None:
+        self.cluster.close()
+        self.network.close()
+        for mount in self._mounts:
+            subprocess.run(["umount", "-l", str(mount)], check=False, capture_output=True)
+
+    def _mount_disk(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() != 0:
+            self.disks_note = "only root can fill disks up: it takes a file system for each peer"
+            return
+        made = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0750", "avow-prove", str(path)],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if made.returncode:
+            self.disks_note = f"a file system for each peer could not be mounted: {made.stderr.strip()}"
+        else:
+            self._mounts.append(path)
+
+    # ------------------------------------------------------------------ members
+
+    def add(self) -> int:
+        """A new peer joins, behind the same network as the others. Returns its number when it votes."""
+        self._joined += 1
+        folder = self.folder / f"joined-{self._joined}"
+        self._mount_disk(folder)
+        number = self.network.add(self.cluster, folder)
+        self.members.add(number)
+        self.cluster.wait_ready(number)
+        self._wait_state(number, lambda peer: bool(peer.get("voter")), "votes")
+        return number
+
+    def remove(self, number: int) -> None:
+        """Remove a peer from the cluster, then stop its process, which may have ended before."""
+        with self.api(self.ready_member(but=number)) as api:
+            api.ask("DELETE", f"/v1/peers/{number}")
+        self._wait_state(number, lambda peer: peer["state"] == "gone", "is gone")
+        self.members.discard(number)
+        self.cluster.stop(number)
+
+    def _wait_state(self, number: int, wanted: Callable[[dict[str, Any]], bool], what: str) -> None:
+        def seen() -> bool:
+            try:
+                with self.api(self.ready_member(but=number)) as api:
+                    peers = api.get("/v1/peers")["peers"]
+            except Offline:
+                return False
+            return any(peer["number"] == number and wanted(peer) for peer in peers)
+
+        wait_until(seen, timeout_s=RECOVERY_S, what=f"peer {number} {what}")
+
+    def empty(self, number: int) -> None:
+        """Stop a peer, empty its folder, and start it again under its old number."""
+        self.cluster.stop(number)
+        for path in self.cluster.data(number).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        self.cluster.process(number).start()
+
+    def refused(self, number: int) -> str:
+        """How a peer was refused; empty when it becomes ready or another peer accepts its link within some seconds."""
+        deadline = time.monotonic() + REFUSAL_S
+        while time.monotonic() < deadline:
+            if not self.cluster.process(number).alive:
+                return f"its process ended: {self.cluster.process(number).last_words()}"
+            if self.cluster.ready(number):
+                return ""
+            time.sleep(0.1)
+        for other in sorted(self.members - {number}):
+            with self.api(other) as api:
+                peers = api.get("/v1/peers")["peers"]
+            if any(peer["number"] == number and peer.get("connected") for peer in peers):
+                return ""
+        return f"not ready, and connected to no other peer, for {REFUSAL_S:g} s"
+
+    # ------------------------------------------------------------------ asking
+
+    def api(self, number: int) -> PeerApi:
+        return PeerApi(self.cluster.api(number), token=self.cluster.token, ca=self.cluster.ca)
+
+    def ready_member(self, *, but: int = 0) -> int:
+        """A running member that is ready."""
+        running = [n for n in self.cluster.running if n in self.members and n != but]
+        for number in running:
+            if self.cluster.ready(number):
+                return number
+        raise Offline(f"none of the peers {running} is ready")
+
+    def coordinator(self, queue: str, index: int) -> int:
+        """The coordinator of a two-phase lane; 0 when none is known."""
+        with self.api(self.ready_member()) as api:
+            return int(api.queue(queue)["lanes"][index]["coordinator"] or 0)
+
+    def whole(self) -> str:
+        """What is missing until every member runs, is ready, and holds everything; empty: nothing."""
+        for number in sorted(self.members):
+            if not self.cluster.process(number).alive:
+                return f"peer {number} does not run"
+            if not self.cluster.ready(number):
+                return f"peer {number} is not ready"
+            with self.api(number) as api:
+                status = api.get("/v1/cluster")
+            behind = [
+                lane["number"]
+                for lane in status["lanes"]
+                if lane.get("repairing") or not lane.get("whole", True) or lane.get("applied", 0) < _known(lane)
+            ]
+            if status.get("metadata", {}).get("repairing"):
+                behind.append(0)
+            if behind:
+                return f"peer {number} is behind in lanes {behind[:6]}"
+        return ""
+
+    def wait_whole(self, timeout_s: float = RECOVERY_S) -> str:
+        """Waits for it. What is missing then, as `whole` says it."""
+        deadline = time.monotonic() + timeout_s
+        missing = "not checked"
+        while time.monotonic() < deadline:
+            try:
+                missing = self.whole()
+            except Offline as error:
+                missing = str(error)
+            if not missing:
+                return ""
+            time.sleep(0.1)
+        return missing
+
+    def unreadable(self, number: int) -> str:
+        """Reads everything that a peer holds. The first entry that it cannot read after retries; empty: none."""
+        with self.api(number) as api:
+            for queue in api.get("/v1/queues")["queues"]:
+                for lane in queue["lanes"]:
+                    found = api.read_lane(number, queue["name"], lane["lane"])
+                    if found.unreadable:
+                        return f"lane {lane['lane']} of {queue['name']} after version {len(found.codes)}"
+        return ""
+
+    # ------------------------------------------------------------------ disks
+
+    @property
+    def fillable(self) -> bool:
+        return len(self._mounts) > 0 and not self.disks_note
+
+    def fill(self, number: int) -> int:
+        """Take all free bytes of this peer's disk, which it may be writing to meanwhile. Returns how many."""
+        path = self.cluster.data(number) / _BALLAST
+        room = os.statvfs(path.parent)
+        taken, step = 0, room.f_bavail * room.f_frsize
+        with path.open("wb") as file:
+            while step >= room.f_frsize:
+                try:
+                    os.posix_fallocate(file.fileno(), taken, step)
+                    taken += step
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    step //= 2
+        return taken
+
+    def unfill(self, number: int) -> None:
+        (self.cluster.data(number) / _BALLAST).unlink(missing_ok=True)
+
+
+def _known(lane: dict[str, Any]) -> int:
+    """How far a lane must be applied to count as up to date. Writes go on meanwhile, hence the margin."""
+    return int(lane.get("known_committed", 0)) - 50

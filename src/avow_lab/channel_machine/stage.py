@@ -1,0 +1,173 @@
+"""Two ends of a channel: their cores are opened as in use, and all of their output is checked.
+
+A core has two outputs. Its packets are checked and go to a socket. Its events go to an application, which does nothing
+by itself, and to the model, which decides whether they may happen. The input is in `moves`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from avow.channel.protocol import frames
+from avow.channel.protocol.core import Core
+from avow.channel.protocol.events import (
+    Bounds,
+    CommitAcked,
+    CommitDelivered,
+    Connected,
+    Ended,
+    Event,
+    Messages,
+    Pending,
+    Resumed,
+    Suspended,
+)
+from avow.channel.protocol.frames import Commit, EndCode, Frame, Hello
+from avow.errors import Busy
+from avow_lab.channel_machine.checks import End, check_end, check_handed_back, check_size, check_written
+from avow_lab.channel_machine.model import Direction, Share
+from avow_lab.channel_machine.sockets import ACCEPTOR, DIALER, OTHER, Socket
+from avow_lab.checkers.two_phase import Violation
+
+
+class Stage:
+    """One channel after another, between the same two applications."""
+
+    def __init__(self, *, dialer: Share, acceptor: Share, core_class: type[Core] = Core) -> None:
+        self.shares = {DIALER: dialer, ACCEPTOR: acceptor}
+        self.core_class = core_class
+        self.counts: Counter[str] = Counter()
+        self.channels = self._sockets_made = self._values_made = 0
+        self._saved: dict[str, Sequence[Pending]] = {DIALER: (), ACCEPTOR: ()}
+        self.open()
+
+    def open(self) -> None:
+        self.channels += 1
+        self.channel, self.token = self.channels.to_bytes(16), bytes(15) + b"\7"
+        self.sockets: list[Socket] = []
+        self.acceptor: End | None = None
+        self.tombstone: frames.End | None = None
+        there, back = (Direction(name, self.shares[name]) for name in (DIALER, ACCEPTOR))
+        self.dialer = End(DIALER, self.core(DIALER), out=there, into=back)
+        self.resend(self.dialer)
+
+    def core(self, name: str) -> Core:
+        share = self.shares[name]
+        bounds = Bounds(
+            pending_count=share.pending_count,
+            pending_bytes=share.pending_bytes,
+            cap_count=share.cap_count,
+            cap_bytes=share.cap_bytes,
+        )
+        return self.core_class(
+            channel=self.channel,
+            token=self.token,
+            initiator=name == DIALER,
+            bounds=bounds,
+            last_commit=share.last_commit,
+        )
+
+    def resend(self, end: End) -> None:
+        """Send what the previous channel handed back to the same application."""
+        pending, self._saved[end.name] = self._saved[end.name], ()
+        if not end.out.room_for(pending):
+            try:
+                end.core.resend(pending)
+            except Busy:
+                self.checked(end)
+                return
+            raise Violation("misuse", f"{len(pending)} messages were sent again and should not have fitted")
+        end.core.resend(pending)
+        end.out.resend(pending)
+        self.counts["messages sent again"] += len(pending)
+        self.checked(end)
+
+    def end_named(self, name: str) -> End | None:
+        return self.dialer if name == DIALER else self.acceptor
+
+    def living(self, name: str) -> End | None:
+        end = self.end_named(name)
+        return end if end is not None and end.over is None else None
+
+    # ------------------------------------------------------------------ output of a core
+
+    def heard(self, end: End, socket: Socket, generation: int, packet: bytes) -> None:
+        said = list(frames.read_packet(packet))
+        listening = end.socket is socket and end.over is None
+        before = end.core.statistics()
+        if listening:
+            self.learn(end, socket, said)
+        else:
+            self.counts["late packets"] += 1
+        end.core.received(generation, packet)
+        if not listening and end.core.statistics() != before:
+            raise Violation("fenced", f"the {end.name} accepted {said[0]} on a replaced socket")
+        self.checked(end, said=said if listening else [])
+
+    def written(self, end: End, socket: Socket, packet: bytes, size_bytes: int) -> None:
+        said = list(frames.read_packet(packet))
+        check_written(end, socket, said)
+        check_size(end, said, size_bytes)
+        for frame in said:
+            if type(frame) is Commit:
+                socket.commits[end.name] = frame.id
+            if type(frame) is frames.Data:
+                end.out.given_to = max(end.out.given_to, frame.first + len(frame.values) - 1)
+        socket.ways[end.name].put(packet)
+
+    @staticmethod
+    def learn(end: End, socket: Socket, said: Sequence[Frame]) -> None:
+        """Records what decides fates: how much the other end has acknowledged receiving, and whether it has ended."""
+        for frame in said:
+            if type(frame) is Hello:
+                socket.commits[end.name] = frame.commits_received_to or end.out.share.last_commit
+            last_word = type(frame) is frames.End and frame.code not in (EndCode.UNKNOWN_CHANNEL, EndCode.FENCED)
+            if type(frame) is Hello or last_word:
+                end.out.heard_to = max(end.out.heard_to, frame.received_to)  # type: ignore[union-attr]
+            end.out.final = end.out.final or last_word
+
+    def checked(self, end: End, *, said: Sequence[Frame] = ()) -> None:
+        for event in end.core.take_events():
+            self._happened(end, event, said)
+        check_end(end)
+
+    def _happened(self, end: End, event: Event, said: Sequence[Frame]) -> None:
+        if end.over is not None:
+            raise Violation("handed back", f"the {end.name} is over, and {event} happened")
+        self.counts[type(event).__name__] += 1
+        if type(event) is Messages:
+            self.counts["deliveries while an ack is owed"] += end.into.last_delivered > end.into.acked
+            end.into.deliver(event.first, event.values)
+        elif type(event) is CommitDelivered:
+            end.into.deliver_commit(event.id, event.upto)
+        elif type(event) is CommitAcked:
+            self.counts["acks of superseded commits"] += event.id < end.out.issued
+            end.out.learn(event.id)
+        elif type(event) in (Suspended, Resumed):
+            end.announced = type(event) is Suspended
+        elif type(event) is Connected:
+            end.connected = True
+            end.out.caps_heard(self.shares[OTHER[end.name]])
+        elif type(event) is Ended:
+            self._ended(end, event, said)
+
+    def _ended(self, end: End, event: Ended, said: Sequence[Frame]) -> None:
+        told = [one for one in said if type(one) is frames.End and (one.code, one.name, one.text) == _words(event)]
+        if event.remote != bool(told) or (not event.remote and event.code not in end.may_end):
+            raise Violation("ended", f"the {end.name} ended {event.code.name}: {event.text}")
+        if told and told[0].acked > end.out.known_acked:
+            raise Violation("ack", f"the {end.name} did not hear of commit {told[0].acked} in the other's last word")
+        check_handed_back(end, event)
+        end.over = event
+        self._saved[end.name] = event.pending
+        for one in event.pending:
+            self.counts[f"handed back, {one.fate}"] += 1
+        self.counts[f"ended {event.code.name}"] += 1
+        if end.name == ACCEPTOR:
+            into = end.into
+            self.tombstone = frames.End(event.code, into.acked, into.received, event.name, event.text)
+
+
+def _words(event: Ended) -> tuple[int, str, str]:
+    return (event.code, event.name, event.text)

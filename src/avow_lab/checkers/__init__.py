@@ -1,0 +1,1 @@
+"""The checks of every simulated run: ledgers of lanes, queues and the metadata lane, and convergence."""

@@ -1,0 +1,1 @@
+"""Whole clusters of nodes in one thread, driven by a seed: world, fault schedule, clients, verdict."""

@@ -1,0 +1,1 @@
+"""Protocols as texts that people read and tests replay."""

@@ -1,0 +1,58 @@
+"""Every deliberate mistake is caught, from shortly before the seed that catches it."""
+
+from __future__ import annotations
+
+import pytest
+
+from avow_lab.mutations.hunt import Mutation, hunt
+from avow_lab.simulator.runner import MUTATIONS, hunt_named
+
+BEGIN: dict[tuple[str, str], int] = {  # `make mutants` hunts from 0 and says how many seeds it took
+    ("two-phase", "wiped peer votes"): 5,
+    ("two-phase", "no cut at the stamp"): 102,
+    ("two-phase", "no previous-entry check"): 21,
+    ("two-phase", "stamp on the first piece"): 14,
+    ("two-phase", "count an unstamped peer"): 375,
+    ("two-phase", "forget promises"): 274,
+    ("two-phase", "damage is absence"): 94,
+    ("two-phase", "repaired too early"): 1_986,
+    ("two-phase", "answers outlive questions"): 216,
+    ("two-phase", "unconfirmed reads"): 59,
+    ("two-phase", "commit what was not matched"): 14,
+    ("two-phase", "an old retry is a new write"): 31,
+    ("pub-sub", "members unguarded"): 9,
+    ("pub-sub", "refills counted as stored"): 17,
+    ("pub-sub", "damaged answer counted"): 17,
+    ("pub-sub", "damage is absence"): 91,
+    ("pub-sub", "a fence that holds nothing"): 12,
+    ("pub-sub", "fences forgotten"): 308,
+    ("pub-sub", "closed before committed"): 250,
+    ("pub-sub", "end without a cut"): 8,
+    ("pub-sub", "voters follow the membership"): 6,
+    ("pub-sub", "forgotten is absent"): 90,
+    ("pub-sub", "late retry is new"): 33,
+    ("pub-sub", "start anywhere"): 7,
+    ("pub-sub", "snapshot ahead"): 36,
+    ("node", "the wrong lane"): 171,
+    ("node", "dropped before committed"): 31,
+    ("node", "opened from an old image"): 4,
+    ("node", "left on disk"): 4,
+    ("node", "kept while away"): 244,
+    ("node", "gone at once"): 6,
+    ("node", "gone in flight"): 1_606,
+    ("node", "ready at once"): 37,
+    ("node", "the first to pass"): 583,
+}
+EVERY = [(group, mutation) for group, listed in MUTATIONS.items() for mutation in listed]
+
+
+@pytest.mark.parametrize(("group", "mutation"), EVERY, ids=lambda one: getattr(one, "name", one))
+def test_the_checkers_catch(group: str, mutation: Mutation) -> None:
+    caught = hunt(mutation, first_seed=BEGIN.get((group, mutation.name), 0))
+    assert caught.seeds, f"{mutation.name} survived: the simulator is blind there"
+
+
+def test_the_naive_rules_diverge_within_a_hundred_seeds() -> None:
+    caught = hunt_named("two-phase", "naive")
+    assert 0 < caught.seeds <= 100
+    assert caught.violation.startswith("agreement")

@@ -1,0 +1,42 @@
+"""Who is killed, and what a verdict is made of. No process is started."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from avow.spark.pipelines.audit_report import Finding, Report
+from avow_lab.campaigns.chain.campaign import misreported
+from avow_lab.campaigns.chain.faults import VICTIMS, draw_faults
+from avow_lab.campaigns.chain.planted_errors import Planted, names_exactly
+
+
+def test_a_seed_decides_the_faults() -> None:
+    assert draw_faults(30, seed=7) == draw_faults(30, seed=7)
+    assert draw_faults(30, seed=7) != draw_faults(30, seed=8)
+
+
+def test_the_first_four_are_one_of_each_and_drivers_are_rare() -> None:
+    for seed in range(20):
+        victims = [fault.victim for fault in draw_faults(100, seed=seed)]
+        assert set(victims[:4]) == set(VICTIMS)
+        assert 12 <= Counter(victims)["driver"] <= 14
+
+
+def test_what_customers_were_told_is_held_against_the_database() -> None:
+    told = {"a": True, "b": True, "c": False, "d": False}
+    assert misreported(told, {"a", "d"}) == [
+        "b: told committed, and it is not",
+        "d: told rolled back, and it is committed",
+    ]
+    assert misreported(told, {"a", "b", "unheard"}) == []
+
+
+def test_a_planted_error_is_found_if_it_is_named_and_nothing_else_is() -> None:
+    lost, orphan = Planted("lost", "table", "o-1"), Planted("orphaned", "queue", "o-2")
+    first = Finding("lost", "table", "in the queue, not in the table", 1, ("o-1",))
+    second = Finding("orphaned", "queue", "in the queue, without a business row", 1, ("o-2",))
+    assert names_exactly(Report("a", (), {}, (first,)), [lost])
+    assert names_exactly(Report("a", (), {}, (first, second)), [orphan, lost])
+    assert not names_exactly(Report("a", (), {}, ()), [lost])
+    assert not names_exactly(Report("a", (), {}, (second,)), [lost])
+    assert not names_exactly(Report("a", (), {}, (first, second)), [lost])

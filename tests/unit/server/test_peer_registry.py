@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+from avow.errors import FolderUnusable, StorageDamaged
+from avow.server.peer_registry import KnownPeer, PeerRegistry
+from avow.storage.files import DiskFiles
+
+ME, OTHER = b"m" * 16, b"o" * 16
+
+
+def founded(path: Path) -> PeerRegistry:
+    registry = PeerRegistry(DiskFiles(path))
+    registry.begin(1, {1: KnownPeer(1, "127.0.0.1:1", ME), 2: KnownPeer(2, "127.0.0.1:2")}, (1, 2))
+    return registry
+
+
+def test_a_founder_is_remembered_by_the_identity_it_first_came_with(tmp_path: Path) -> None:
+    founded(tmp_path).meet(2, OTHER)
+    again = PeerRegistry(DiskFiles(tmp_path))
+    assert (again.number, again.founders, again.peers[2].identity) == (1, (1, 2), OTHER)
+    again.meet(2, OTHER)
+    with pytest.raises(FolderUnusable, match="may not vote under this number"):
+        again.meet(2, b"x" * 16)
+
+
+def test_strangers_and_peers_that_left_are_refused(tmp_path: Path) -> None:
+    registry = founded(tmp_path)
+    with pytest.raises(FolderUnusable, match="must join"):
+        registry.meet(7, OTHER)
+    assert registry.learn(KnownPeer(2, "127.0.0.1:2", OTHER, gone=True))
+    with pytest.raises(FolderUnusable, match="has left"):
+        registry.meet(2, OTHER)
+    assert not registry.learn(KnownPeer(2, "127.0.0.1:2", OTHER, gone=True))
+
+
+def test_one_damaged_page_is_made_good_by_its_copy_and_two_are_damage(tmp_path: Path) -> None:
+    founded(tmp_path)
+    (tmp_path / "peers").write_bytes(b"garbage")
+    assert PeerRegistry(DiskFiles(tmp_path)).number == 1
+    (tmp_path / "peers-copy").write_bytes(b"garbage")
+    with pytest.raises(StorageDamaged):
+        PeerRegistry(DiskFiles(tmp_path))
