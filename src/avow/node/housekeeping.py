@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from avow.node.metadata_lane import MetadataLane
     from avow.node.node import Node
     from avow.node.pubsub.queue import PubSubQueue
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
 
 OWN_REQUESTS: Final = 1 << 62  # the peer's own requests are numbered from here, clients' requests below
 _LEAVES_AT_ONCE: Final = 64

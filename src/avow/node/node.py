@@ -31,8 +31,7 @@ from avow.node.pubsub.writes import UNKNOWN
 from avow.node.range_reads import Served, place_ranges, read_ranges
 from avow.node.roles import NodeRoles
 from avow.node.views import LaneView, heard_ms, lane_view, lane_views, metadata_view
-from avow.queue.retention import StoredFile
-from avow.queue.visible_index import VisibleRange
+from avow.queue.records import StoredFile, VisibleRange
 from avow.replication.durable import Place, StoreImage, Synced
 from avow.replication.effects import SaveRun
 from avow.replication.tuning import Tuning

@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from avow.queue.visible_index import VisibleRange
+from avow.queue.records import VisibleRange
 from avow.replication.durable import Place
 from avow.wire.messages import Entry
 from avow.wire.record import record_size

@@ -166,10 +166,12 @@ def build_record(entry: Entry, batch: Sequence[Buffer]) -> bytearray:
     """The record of an entry whose batch is in pieces (`entry.batch` is ignored). Each piece is copied once."""
     size = sum(map(len, batch))
     control = entry.control
-    record = bytearray().join((bytes(HEADER_SIZE_BYTES), control, padding(len(control)), *batch, padding(size)))
-    body_crc = crc32c(memoryview(record)[HEADER_SIZE_BYTES:])
-    record[:HEADER_SIZE_BYTES] = _header(entry, body_crc=body_crc, batch_size=size)
-    return record
+    body = (control, padding(len(control)), *batch, padding(size))
+    body_crc = 0
+    for piece in body:
+        if piece:
+            body_crc = crc32c(piece, body_crc)
+    return bytearray().join((_header(entry, body_crc=body_crc, batch_size=size), *body))
 
 
 def _header(entry: Entry, *, body_crc: int, batch_size: int) -> bytes:

@@ -18,8 +18,8 @@ from avow.node.membership_steps import MembershipSteps
 from avow.node.node import Node
 from avow.node.pubsub.queue import PubSubQueue
 from avow.node.roles import NodeRoles
-from avow.queue.catalog import Queue
 from avow.queue.commands import QueueCommand, RetentionRules, decode
+from avow.queue.records import Queue
 from avow.replication.durable import Synced
 from avow.replication.effects import LaneImage, Persist, SaveRun
 from avow.wire.messages import Kind

@@ -24,8 +24,7 @@ from avow.node.merging import UNMERGEABLE, shape_of
 from avow.node.node import Node
 from avow.node.roles import NodeRoles
 from avow.queue.commands import CursorCommand
-from avow.queue.entry_outcome import Outcome
-from avow.queue.projection import EarlyRefusal, Known
+from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
 from avow.queue.write_ids import Recent
 from avow.replication.effect_buffer import EffectBuffer
 from avow.replication.effects import Persist, SaveState

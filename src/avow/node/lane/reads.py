@@ -15,7 +15,7 @@ from avow.node.answers import Done, Refusal
 from avow.node.lane.machine import Machine
 from avow.node.lane.replies import Replies
 from avow.node.lane.requests import Asker
-from avow.queue.projection import EarlyRefusal
+from avow.queue.entry_outcome import EarlyRefusal
 from avow.replication.two_phase.core import COORDINATOR, TwoPhaseCore
 from avow.wire.messages import ReadIndex, ReadIndexAnswer
 

@@ -19,8 +19,7 @@ from avow.node.lane.reads import LaneReads
 from avow.node.lane.replies import Replies
 from avow.node.lane.requests import Asker, Waiting, Write
 from avow.node.merging import UNMERGEABLE, Held, shape_of
-from avow.queue.entry_outcome import Outcome
-from avow.queue.projection import EarlyRefusal
+from avow.queue.entry_outcome import EarlyRefusal, Outcome
 from avow.replication.membership import Members
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.wire.messages import Kind

@@ -43,11 +43,8 @@ from avow.node.pubsub.retention import QueueRetention
 from avow.node.pubsub.roles import QueueRoles
 from avow.node.pubsub.rules import QueueRules
 from avow.node.pubsub.writes import UNKNOWN, Writes
-from avow.queue.catalog import VectorCursor
 from avow.queue.commands import LaneEndCommand, LaneOpenCommand, RetentionRules, encode
-from avow.queue.lane_table import Lane
-from avow.queue.retention import StoredFile
-from avow.queue.visible_index import VisibleRange
+from avow.queue.records import Lane, StoredFile, VectorCursor, VisibleRange
 from avow.replication.durable import Synced
 from avow.replication.effects import Effects, LaneImage, Persist
 from avow.replication.pubsub.core import PubSubCore

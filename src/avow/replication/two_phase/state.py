@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from avow.ids import REPAIRING
-from avow.replication.durable import Synced
 from avow.replication.effect_buffer import EffectBuffer
 from avow.replication.effects import LaneImage, SaveCut, SaveEntries, SaveSnapshot, SaveState, SaveTrim
 from avow.replication.tuning import Tuning
@@ -180,9 +179,9 @@ class LaneState:
     def disk_full(self, *, full: bool) -> None:
         self.full = full
 
-    def persisted(self, proof: Synced) -> None:
-        """The oldest outstanding effects are synced."""
-        self.persisted_end, self.persisted_stamp = self.effects.persisted(proof)
+    def synced(self, mark: Mark) -> None:
+        """What was drained with this mark would survive a crash from here on."""
+        self.persisted_end, self.persisted_stamp = mark
 
     # ------------------------------------------------------------------ the cursor
 
@@ -206,10 +205,11 @@ class LaneState:
             self.committed = upto
 
     def commit(self, cursor: int) -> None:
-        """Coordinator: a quorum holds everything up to here."""
-        self.committed = cursor
-        if cursor > self.cursor_seen:
-            self.cursor_seen = cursor
+        """Coordinator: a quorum holds everything up to here. The cursor never moves back."""
+        if cursor > self.committed:
+            self.committed = cursor
+            if cursor > self.cursor_seen:
+                self.cursor_seen = cursor
 
     # ------------------------------------------------------------------ other peers
 

@@ -38,7 +38,7 @@ from avow.writer.steps import Pauses, Request, Settings, Step, Verdict
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.process import Peer
 
 GROUP_SIZE_BYTES: Final = 4 * MIB

@@ -26,7 +26,7 @@ from avow.server.http.write_body import WriteBody, check_message, take_batch, ta
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.errors import ChannelFailed
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.channels.metrics import ChannelCounters
     from avow.server.process import Peer
 

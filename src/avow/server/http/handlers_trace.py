@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from avow.errors import NotCoordinator, UnknownMessage
 from avow.node.message_trace import MessageTrace, trace_of
-from avow.queue.catalog import Queue
+from avow.queue.records import Queue
 from avow.server.http import schemas
 from avow.server.http.api import Api, Target
 from avow.server.http.handlers_subscribers import subscribers_of
