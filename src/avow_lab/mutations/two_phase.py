@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from avow.node.answers import Refusal
+from avow.node.answers import Answer, Refusal
 from avow.node.lane.entries import LaneHistory
 from avow.node.lane.queue_machine import QueueMachine
 from avow.node.lane.reads import LaneReads
@@ -181,15 +181,17 @@ class AnswerWhenStored(Delegate):
         for position in [p for p in self.shipped.waiting if p <= self.core.state.persisted_end]:
             end = self.machine.state.end
             outcome = Outcome("", end + 1, end + self.core.log.entry(position).count)
-            self.shipped.applied(position, outcome, merged=False)
+            for asker, answer in self.shipped.applied(position, outcome, merged=False):
+                self.shipped.replies.answer(asker, answer)
         self.shipped.flush()
 
 
 class OneOutcomeForAll(Delegate):
     """Each writer of a merged record gets the outcome of the whole record."""
 
-    def applied(self, position: int, outcome: Outcome, *, merged: bool) -> None:  # noqa: ARG002
-        self.shipped.applied(position, outcome, merged=False)
+    def applied(self, position: int, outcome: Outcome, *, merged: bool) -> list[tuple[Asker, Answer]]:  # noqa: ARG002
+        answers: list[tuple[Asker, Answer]] = self.shipped.applied(position, outcome, merged=False)
+        return answers
 
 
 class WholeAtOnce(Delegate):
