@@ -32,10 +32,9 @@ from avow.replication.membership import Members
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.replication.two_phase.follower import Follower
 from avow.replication.two_phase.leadership import Leadership
-from avow.replication.two_phase.log import LaneLog
 from avow.replication.two_phase.roles import TwoPhaseRoles
 from avow.replication.two_phase.rules import Rules
-from avow.replication.two_phase.state import LaneState
+from avow.replication.two_phase.state import LaneLog, LaneState
 from avow.storage.memory import MemoryStore
 from avow.wire.merge import merged_writes
 from avow.wire.messages import Entry, Install

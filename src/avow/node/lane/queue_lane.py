@@ -26,7 +26,7 @@ from avow.queue.write_ids import Coverage
 from avow.replication.effects import LaneImage
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.core import TwoPhaseCore
-from avow.replication.two_phase.log import Read
+from avow.replication.two_phase.state import Read
 from avow.wire.messages import Entry, Kind
 
 __all__ = ["HISTORY", "QueueLane", "stage_deadline_ms"]

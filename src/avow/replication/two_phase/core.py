@@ -35,10 +35,9 @@ from avow.replication.tuning import Tuning
 from avow.replication.two_phase.claim import LOST, WON, Claim
 from avow.replication.two_phase.follower import Follower
 from avow.replication.two_phase.leadership import Leadership
-from avow.replication.two_phase.log import Read
 from avow.replication.two_phase.roles import SHIPPED, TwoPhaseRoles
 from avow.replication.two_phase.rules import Rules
-from avow.replication.two_phase.state import LaneState, Mark
+from avow.replication.two_phase.state import LaneState, Mark, Read
 from avow.wire.messages import Claim as ClaimMessage
 from avow.wire.messages import (
     Confirm,
