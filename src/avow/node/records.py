@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from avow import limits
 from avow.replication.effects import Persist
-from avow.wire.messages import Entry, Message
+from avow.wire.messages import Entry, Message, Section
 
 
 class NodeEffects(Struct, gc=False):
@@ -32,7 +32,7 @@ class Merged(Struct, frozen=True, gc=False):
     count: int
     write_id: bytes
     created_ms: int
-    batch: bytes
+    batch: Section
     writes: list[tuple[bytes, int, int]]
 
 

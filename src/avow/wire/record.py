@@ -30,7 +30,7 @@ from avow.errors import (
     UnknownKind,
     UnknownVersion,
 )
-from avow.wire.messages import Entry, Kind
+from avow.wire.messages import Entry, Kind, Section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,8 +221,7 @@ def unpack_entry(record: Buffer, *, verify: bool = True) -> Entry:
     """The entry in exactly one record.
 
     Given a memoryview, `batch` of the entry is a memoryview over the same memory, which it keeps alive: the record's
-    memory must not be written again. (The field stays typed `bytes`, which a read-only view satisfies for every use in
-    the tree: length, comparison, join, checksum.) Given bytes, `batch` is bytes.
+    memory must not be written again. Given bytes, `batch` is bytes.
     """
     fields = read_record(record, verify=verify)
     _, _, _, kind, flags, _, body, control, _, count, origin, position, _, created_ms, write_id = fields
@@ -236,5 +235,5 @@ def unpack_entry(record: Buffer, *, verify: bool = True) -> Entry:
         write_id=write_id if flags & HAS_WRITE_ID else b"",
         created_ms=created_ms,
         control=bytes(record[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + control]),
-        batch=cast(bytes, batch if batch else b""),
+        batch=cast(Section, batch if batch else b""),
     )

@@ -29,7 +29,7 @@ from avow.limits import IN_FLIGHT_SIZE_BYTES_MAX
 from avow.replication.membership import Members, check_change, encode_members
 from avow.replication.pieces import entry_bytes
 from avow.replication.two_phase.state import LaneState
-from avow.wire.messages import Confirm, Confirmed, Enqueue, Entry, Install, Kind, Message, Ready, Reject
+from avow.wire.messages import Confirm, Confirmed, Enqueue, Entry, Install, Kind, Message, Ready, Reject, Section
 
 
 class ReadRounds:
@@ -164,7 +164,7 @@ class Leadership:
     # ------------------------------------------------------------------ appending
 
     def append(
-        self, kind: int, *, count: int, write_id: bytes, created_ms: int = 0, control: bytes = b"", batch: bytes = b""
+        self, kind: int, *, count: int, write_id: bytes, created_ms: int = 0, control: bytes = b"", batch: Section = b""
     ) -> int:
         """Append an entry; returns its position. It has no effect until it is committed."""
         assert self.ballot, "only the coordinator appends"
@@ -211,7 +211,7 @@ class Leadership:
             if self.progress[peer].match < state.committed:
                 raise MembershipBusy(f"peer {peer} has not caught up yet; nothing was changed. Retry")
 
-    def _append(self, kind: int, count: int, write_id: bytes, created_ms: int, control: bytes, batch: bytes) -> int:
+    def _append(self, kind: int, count: int, write_id: bytes, created_ms: int, control: bytes, batch: Section) -> int:
         state = self._state
         entry = Entry(state.log.end + 1, self.ballot, kind, count, write_id, created_ms, control, batch)
         state.append(entry)

@@ -129,7 +129,7 @@ class RecordsProducer:
 def _without_packet(taken: WriteBody) -> WriteBody:
     """Copies a section out of its packet if it would keep a much larger packet in memory."""
     section = taken.section
-    if isinstance(section, memoryview) and 2 * len(section) < len(section.obj):
+    if isinstance(section, memoryview) and 2 * len(section) < memoryview(section.obj).nbytes:
         return msgspec.structs.replace(taken, section=bytes(section))
     return taken
 
