@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from avow import errors
     from avow.channel.stores import FileStore, MemoryStore, PendingStore
-    from avow.client.batches import Headers
     from avow.client.blocking import BlockingClient, BlockingQueue, BlockingTransaction, connect_blocking
     from avow.client.blocking_channels import BlockingBatch, BlockingProducer, BlockingSubscription
     from avow.client.blocking_pledge import BlockingPledge
     from avow.client.client import Client, connect
     from avow.client.cluster import PeerInfo
     from avow.client.descriptions import LaneInfo, Level, QueueInfo, Retention, Strategy, SubscriberInfo
+    from avow.client.message_columns import Headers
     from avow.client.observer import Committed, Enqueued, Event, Stored
     from avow.client.outcomes import Done
     from avow.client.pledge import Pledge
@@ -122,7 +122,7 @@ _PLACES: Final = {
     "Enqueued": "avow.client.observer",
     "Event": "avow.client.observer",
     "FileStore": "avow.channel.stores",
-    "Headers": "avow.client.batches",
+    "Headers": "avow.client.message_columns",
     "LaneInfo": "avow.client.descriptions",
     "Level": "avow.client.descriptions",
     "MemoryStore": "avow.channel.stores",

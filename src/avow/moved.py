@@ -56,7 +56,7 @@ UNDOCUMENTED: Final = {
     "avow.client.http": "avow.transport.connection",
     "avow.client.links": "avow.client.peer_connection",
     "avow.client.metadata": "avow.client.descriptions",
-    "avow.client.outbox": "avow.client.write_buffer",
+    "avow.client.outbox": "avow.client.batches",
     "avow.client.pubsub_sending": "avow.client.pubsub_sender",
     "avow.client.pubsub_settling": "avow.client.pubsub_unresolved",
     "avow.client.pushed": "avow.client.push_stream",

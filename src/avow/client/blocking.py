@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from avow import limits
-from avow.client.batches import Headers
 from avow.client.blocking_channels import BlockingBatch, BlockingProducer, BlockingSubscription
 from avow.client.blocking_pledge import BlockingPledge
 from avow.client.caller_thread import CallerClient, CallerQueue, iterate, iterate_batches, iterate_pages
@@ -21,6 +20,7 @@ from avow.client.client import TIMEOUT_S, connect
 from avow.client.cluster import PeerInfo
 from avow.client.descriptions import Level, QueueInfo, Retention, Strategy, SubscriberInfo
 from avow.client.loop_thread import begin
+from avow.client.message_columns import Headers
 from avow.client.observer import Event
 from avow.client.outcomes import Done
 from avow.client.pending_store import Store

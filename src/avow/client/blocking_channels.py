@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from avow.client.batches import Headers
 from avow.client.caller_thread import CallerProducer, CallerSubscription, iterate_pages
+from avow.client.message_columns import Headers
 from avow.client.producer import Written
 from avow.client.reader import Message, ReadBatch
 

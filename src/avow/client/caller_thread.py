@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from avow import errors, limits
 from avow.barrier.key import Verdict
-from avow.client.batches import Headers, Pairs, pairs_of
+from avow.client.message_columns import Headers, Pairs, pairs_of
 from avow.client.pledge import Ask, PledgeCalls, too_early
 from avow.client.pledge_barriers import blocking_barrier, must_have_transactions
 from avow.client.pledge_outcomes import Outcome, OutcomeUnknown, committed_outcome

@@ -211,7 +211,7 @@ class Cluster:
         return task
 
     def watch(self, sweep: Callable[[float], bool]) -> None:
-        """Call `sweep(now)` about every 50 ms until it returns False: one timer for all deadlines of a client."""
+        """Call `sweep(now)` about every 50 ms until it returns False: one timer for all of a client."""
         self._watched[sweep] = None
         if self._sweeper is None and not self.closed:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
@@ -219,8 +219,6 @@ class Cluster:
     def _sweep(self) -> None:
         now = self.now()
         self._sweeper = None
-        for peer in self.peers:
-            peer.check_silence(now)
         for sweep in tuple(self._watched):
             if not sweep(now):
                 self._watched.pop(sweep, None)

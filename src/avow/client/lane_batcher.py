@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from avow import limits
-from avow.client.batches import OVERHEAD_BYTES, Batch, Headers, Pairs, check_size, pairs_of, pairs_size, plain_bytes
+from avow.client.batches import Batch
+from avow.client.message_columns import OVERHEAD_BYTES, Headers, Pairs, check_size, pairs_of, pairs_size, plain_bytes
 from avow.client.window import UNBOUND
 from avow.errors import InvalidRequest
 from avow.queue.key_to_lane import lane_for

@@ -17,9 +17,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from avow.client.batches import Batch, ByteBudget, PendingBatches
-from avow.client.descriptions import queue_path
+from avow.client.descriptions import QueueInfo, queue_path
 from avow.client.outcomes import Span, final, is_foreclosed, span_of
 from avow.client.peer_connection import BATCH
+from avow.client.pubsub_sender import PubSubSender
 from avow.client.routing import step_after
 from avow.client.timer import Timer
 from avow.errors import NotEqual, UnknownQueue
@@ -29,8 +30,9 @@ from avow.writer.steps import Ready, Settings, Step, Verdict
 from avow.writer.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from avow.client.batches import Sender, WriteBuffer
     from avow.client.cluster import Cluster
     from avow.client.peer_connection import PeerConnection
 
@@ -73,8 +75,6 @@ class LaneSender:
         if ready.decided:
             self._report(ready)
         self._timer.set(ready.wake_at, now)
-        if ready.send:
-            self._cluster.watch(self._sweep)
 
     def _aim(self, *, failed: bool) -> bool:
         if failed:
@@ -157,12 +157,6 @@ class LaneSender:
         self._writer.tick(monotonic())
         self.pump()
 
-    def _sweep(self, now: float) -> bool:
-        """Called periodically while writes are pending: checks deadlines."""
-        self._writer.tick(now)
-        self.pump()
-        return not self._writer.idle
-
     def close(self) -> None:
         self._writer.close()
         self._report(self._writer.drain(monotonic()))
@@ -175,3 +169,21 @@ class LaneSender:
 
     def statistics(self) -> dict[str, int]:
         return {"lane": self._lane, "in_flight": self._writer.in_flight_count, "waiting": len(self.pending)}
+
+
+def open_senders(cluster: Cluster, info: QueueInfo, buffer: WriteBuffer) -> Sequence[Sender]:
+    """The senders of a queue's lanes, in their order; of a pub-sub queue, the one that it has."""
+    if info.pubsub:
+        return (PubSubSender(cluster, queue=buffer.queue, budget=buffer.budget, seen=buffer.seen, wake=buffer.wake),)
+    return tuple(
+        LaneSender(
+            cluster,
+            queue=buffer.queue,
+            lane=lane.lane,
+            coordinator=lane.coordinator or 0,
+            budget=buffer.budget,
+            seen=buffer.seen,
+            wake=buffer.wake,
+        )
+        for lane in sorted(info.lanes, key=lambda lane: lane.lane)
+    )

@@ -1,4 +1,4 @@
-"""Messages of one bulk call as columns of equal length, split into batches that fit.
+"""The messages of callers: what `enqueue` accepts, and those of one bulk call as columns, split into batches that fit.
 
 The lists that a caller passes to `enqueue_many` are validated once, before anything is sent, and split by the maximum
 size and number of messages of a batch.
@@ -6,25 +6,53 @@ size and number of messages of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from time import time_ns
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from avow import limits
-from avow.client.batches import (
-    BATCH_CONTENT_SIZE_BYTES_MAX,
-    OVERHEAD_BYTES,
-    Batch,
-    Headers,
-    Pairs,
-    check_size,
-    pairs_of,
-    pairs_size,
-    plain_bytes,
-)
-from avow.errors import InvalidRequest
+from avow.errors import InvalidRequest, TooLarge
 
 if TYPE_CHECKING:
+    from avow.client.batches import Batch
     from avow.wire.record import Buffer
+
+Headers: TypeAlias = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
+Pairs: TypeAlias = Sequence[tuple[str, bytes]]
+
+#: Added to the size of each message, so that a batch within the size limit is also within the message limit.
+OVERHEAD_BYTES: Final = limits.BATCH_SIZE_BYTES_MAX // limits.BATCH_COUNT_MAX
+BATCH_CONTENT_SIZE_BYTES_MAX: Final = limits.BATCH_SIZE_BYTES_MAX - 4 * limits.KIB
+
+
+def plain_bytes(value: Buffer) -> bytes:
+    """Values are kept until they are sent, so mutable ones are copied."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"a message must be bytes, not {type(value).__name__}; nothing was sent. Encode it first")
+
+
+def check_size(size: int) -> None:
+    if size > limits.MESSAGE_SIZE_BYTES_MAX:
+        raise TooLarge(
+            f"the message has {size} bytes, the maximum is {limits.MESSAGE_SIZE_BYTES_MAX}; nothing was sent"
+        )
+
+
+def pairs_of(headers: Headers | None) -> Pairs | None:
+    if headers is None:
+        return None
+    return tuple(headers.items()) if isinstance(headers, Mapping) else tuple(headers)
+
+
+def pairs_size(headers: Pairs | None) -> int:
+    return sum(len(name.encode("utf-8", "surrogateescape")) + len(value) + 8 for name, value in headers or ())
+
+
+def now_ms() -> int:
+    return time_ns() // 1_000_000
 
 
 class Columns(NamedTuple):

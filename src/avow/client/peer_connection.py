@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S: Final = 2.0
 SILENT_S: Final = 1.0  # a write connection without progress for this long is closed; doubled each time in a row
 SILENT_S_MAX: Final = 8.0
+_WATCH_S: Final = 0.05  # how often it is checked
 POOL_IDLE_MAX: Final = 8
 POOL_OPEN_MAX: Final = 128
 _CLOSE_TURNS: Final = 100
@@ -71,6 +72,7 @@ class PeerConnection:
         self._unsent: deque[tuple[Sequence[Buffer], Reply]] = deque()
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
+        self._watcher: asyncio.TimerHandle | None = None
         self._silences_count = 0  # consecutive write connections that were closed without any answer
         self._closed = False
 
@@ -82,6 +84,8 @@ class PeerConnection:
         writer = self._writer
         if writer is not None and writer.usable:
             writer.send(parts, reply)
+            if self._watcher is None:
+                self._watch()
             return
         if self._closed:
             reply(Lost(sent=False, reason="this client is closed"))
@@ -109,6 +113,18 @@ class PeerConnection:
         self._writer = opened
         for parts, reply in unsent:
             opened.send(parts, reply)
+        if self._watcher is None:
+            self._watch()
+
+    def _watch(self) -> None:
+        """One timer for all writes in flight: it is set again as long as there are some."""
+        self._watcher = asyncio.get_running_loop().call_later(_WATCH_S, self._watched)
+
+    def _watched(self) -> None:
+        self._watcher = None
+        self.check_silence(asyncio.get_running_loop().time())
+        if self._writer is not None and self._writer.waiting_count and not self._closed:
+            self._watch()
 
     def check_silence(self, now: float) -> None:
         """Close a silent write connection. The timeout doubles, because reconnecting adds load to a slow peer."""
@@ -214,6 +230,8 @@ class PeerConnection:
 
     async def close(self) -> None:
         self._closed = True
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._opening is not None:
             self._opening.cancel()
             with suppress(asyncio.CancelledError):

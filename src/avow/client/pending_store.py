@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 from avow.channel.stores import FileStore, PendingStore
-from avow.client.batches import now_ms
+from avow.client.message_columns import now_ms
 from avow.client.window import UNBOUND, ProducerRecord, read_message
 from avow.wire.batch import Batch
 

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import Struct
 
 from avow import limits
-from avow.client.batches import Batch, Headers
+from avow.client.batches import Batch
 from avow.client.descriptions import queue_path
 from avow.client.lane_batcher import RECORD_SIZE_BYTES, LaneBatcher
-from avow.client.message_columns import columns_of, split
+from avow.client.message_columns import Headers, columns_of, split
 from avow.client.outcomes import Span, read_written
 from avow.client.pending_store import PendingRecordStore, Store
 from avow.client.producer_connection import ProducerConnection
@@ -41,8 +41,8 @@ from avow.client.window import UNBOUND, ProducerRecord, Window, message_of
 from avow.errors import AvowError, ChannelFailed, InvalidRequest
 
 if TYPE_CHECKING:
+    from avow.client.batches import WriteBuffer
     from avow.client.cluster import Cluster
-    from avow.client.write_buffer import WriteBuffer
     from avow.wire.record import Buffer
 
 

@@ -44,12 +44,12 @@ from avow.errors import AvowError, ChannelFailed, InvalidRequest, Offline
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
+    from avow.client.batches import WriteBuffer
     from avow.client.cluster import Cluster
     from avow.client.descriptions import QueueInfo
     from avow.client.peer_connection import PeerConnection
     from avow.client.pending_store import PendingRecordStore
     from avow.client.window import ProducerRecord, Window
-    from avow.client.write_buffer import WriteBuffer
 
 
 class UnresolvedRecords:

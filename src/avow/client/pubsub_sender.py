@@ -234,6 +234,11 @@ class PubSubSender:
         self.pump()
         return not self._writer.idle
 
+    @property
+    def coordinator(self) -> int:
+        """A pub-sub queue has none."""
+        return 0
+
     def close(self) -> None:
         self._closed = True
         self._writer.close()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from avow.client.batches import Headers
+from avow.client.batches import WriteBuffer
 from avow.client.cluster_view import survey
 from avow.client.descriptions import (
     Level,
@@ -31,11 +31,12 @@ from avow.client.descriptions import (
     read_subscriber,
     read_subscribers,
 )
+from avow.client.lane_sender import open_senders
+from avow.client.message_columns import Headers
 from avow.client.outcomes import Done, read_written
 from avow.client.push_stream import Commit, LaneAssignment, positions, pushed, read_pushed
 from avow.client.reader import READ_COUNT_MAX, READ_SIZE_BYTES, LaneReader, ReadBatch, StoredMessage, read_stored
 from avow.client.transaction import DEADLINE_S, Transaction
-from avow.client.write_buffer import WriteBuffer
 from avow.errors import InvalidRequest, Unknown, UnknownSubscriber
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Queue:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
         self._cluster = cluster
-        self._buffer = WriteBuffer(cluster, name)
+        self._buffer = WriteBuffer(cluster, name, partial(open_senders, cluster))
         self._send_plain = self._buffer.send_plain
 
     # ------------------------------------------------------------------- writing

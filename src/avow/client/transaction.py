@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec import json
 
 from avow import limits
-from avow.client.batches import Batch, Headers
+from avow.client.batches import Batch
 from avow.client.descriptions import queue_path
-from avow.client.message_columns import columns_of, split
+from avow.client.message_columns import Headers, columns_of, split
 from avow.client.outcomes import Done, read_written
 from avow.client.peer_connection import BATCH, JSON
 from avow.errors import AvowError, InvalidRequest
 
 if TYPE_CHECKING:
+    from avow.client.batches import WriteBuffer
     from avow.client.cluster import Cluster
-    from avow.client.write_buffer import WriteBuffer
     from avow.wire.record import Buffer
 
 DEADLINE_S: Final = 60.0

@@ -23,7 +23,7 @@ from avow.errors import StorageDamaged, Trimmed
 from avow.limits import LOG_MEMORY_ENTRIES_MAX, LOG_MEMORY_SIZE_BYTES_MAX
 from avow.replication.effects import LaneImage, Persist, SaveCut, SaveEntries, SaveSnapshot, SaveTrim
 from avow.replication.pieces import entry_bytes
-from avow.replication.two_phase.log import Read
+from avow.replication.two_phase.state import Read
 from avow.wire.messages import Entry, LaneFetch, Snapshot
 
 HISTORY: Final = 1 << 31  # added to a lane's number: the storage lane of its history

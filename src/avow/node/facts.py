@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from avow.queue.lane_table import Lane
+from avow.queue.records import Lane
 
 
 class LaneOpened(Struct, frozen=True, gc=False):

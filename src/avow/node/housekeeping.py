@@ -18,9 +18,6 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
-from avow.limits import SUBSCRIPTION_SILENT_S
 from avow.node.answers import Answer, Done, Refusal
 from avow.queue.commands import PeerCommand, RetentionRules, SubscriptionCommand, encode
 from avow.replication.two_phase.core import COORDINATOR
@@ -31,21 +28,11 @@ if TYPE_CHECKING:
     from avow.node.metadata_lane import MetadataLane
     from avow.node.node import Node
     from avow.node.pubsub.queue import PubSubQueue
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
 
 OWN_REQUESTS: Final = 1 << 62  # the peer's own requests are numbered from here, clients' requests below
 _LEAVES_AT_ONCE: Final = 64
 _NO_RULES: Final = RetentionRules()
-
-
-class Pace(Struct, frozen=True, gc=False):
-    """Intervals and limits of housekeeping."""
-
-    every_s: float = 0.2
-    retention_every_s: float = 5.0
-    repeat_s: float = 1.0  # until a proposal without visible effect is repeated
-    silent_s: float = SUBSCRIPTION_SILENT_S  # a peer that sends nothing for this long loses its subscriptions
-    behind_entries_max: int = 256  # a learner this close to the end may become a voter
 
 
 class Retention:

@@ -19,7 +19,7 @@ from avow.node.lane.queue_lane import QueueLane
 from avow.node.metadata_lane import METADATA_LANE, LanesListed, MetadataLane, founding_snapshot
 from avow.node.pubsub.lanes import forgotten_images
 from avow.node.pubsub.queue import PubSubQueue
-from avow.queue.catalog import Queue
+from avow.queue.records import Queue
 from avow.queue.state import QueueState
 from avow.replication.effects import LaneImage, SaveSnapshot
 from avow.replication.pubsub.retention import emptied

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from msgspec import Struct
-
 from avow.limits import BATCH_COUNT_MAX, MERGEABLE_SIZE_BYTES_MAX, MERGED_SIZE_BYTES_MAX, MERGED_WRITES_MAX
+from avow.node.records import Merged
 from avow.wire.merge import merge_sections, mergeable_shape
 from avow.wire.messages import Kind
 
@@ -27,16 +26,6 @@ if TYPE_CHECKING:
 A = TypeVar("A")  # identifies a request that waits for an answer
 
 UNMERGEABLE: Final = -1
-
-
-class Merged(Struct, frozen=True, gc=False):
-    """What to append. `writes` has (write id, offset, count) for each write; empty for a single write."""
-
-    count: int
-    write_id: bytes
-    created_ms: int
-    batch: bytes
-    writes: list[tuple[bytes, int, int]]
 
 
 def shape_of(write: Write) -> int:

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
+from avow.node.records import MessageTrace
 from avow.replication.two_phase.core import COORDINATOR
-from avow.wire.messages import Entry
 
 if TYPE_CHECKING:
     from avow.node.lane.queue_lane import QueueLane
@@ -27,18 +25,6 @@ if TYPE_CHECKING:
     from avow.replication.two_phase.core import TwoPhaseCore
 
 _NEVER: Final = -1e9
-
-
-class MessageTrace(Struct, frozen=True):
-    """`offset`: of the message in the entry's batch. `stored`: peer -> whether it stored the entry; None: not known."""
-
-    entry: Entry
-    offset: int
-    committed: bool
-    visible: bool
-    stored: dict[int, bool | None]
-    coordinator: int = 0
-    owner: int = 0
 
 
 def trace_of(node: Node, number: int, version: int, now: float) -> MessageTrace | None:

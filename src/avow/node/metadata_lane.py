@@ -29,7 +29,7 @@ from avow.queue.metadata_state import MetadataState
 from avow.replication.effects import LaneImage
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.core import TwoPhaseCore
-from avow.replication.two_phase.log import Read
+from avow.replication.two_phase.state import Read
 from avow.wire.messages import Entry, Snapshot
 
 __all__ = [

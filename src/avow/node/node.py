@@ -14,32 +14,35 @@ The caller makes the number of this run (`incarnation`) durable before it create
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from msgspec import to_builtins
 
 from avow.errors import InvalidRequest, Offline, StorageDamaged, UnknownQueue
 from avow.node.answers import Answer, Done, Reached, Refusal
-from avow.node.effect_mux import NodeEffects
-from avow.node.housekeeping import OWN_REQUESTS, Pace
+from avow.node.housekeeping import OWN_REQUESTS
 from avow.node.lane.two_phase_lane import Write
 from avow.node.metadata_lane import METADATA_LANE
 from avow.node.pubsub.queue import PubSubQueue
 from avow.node.pubsub.writes import UNKNOWN
-from avow.node.range_reads import Served, place_ranges, read_ranges
-from avow.node.roles import NodeRoles
-from avow.node.views import LaneView, heard_ms, lane_view, lane_views, metadata_view
-from avow.queue.retention import StoredFile
-from avow.queue.visible_index import VisibleRange
+from avow.node.range_reads import place_ranges, read_ranges
+from avow.node.records import LaneView, NodeEffects, Pace, Served
+from avow.node.views import heard_ms, lane_view, lane_views, metadata_view
+from avow.queue.records import StoredFile, VisibleRange
 from avow.replication.durable import Place, StoreImage, Synced
-from avow.replication.effects import SaveRun
+from avow.replication.effects import Effects, Persist, SaveRun
 from avow.replication.tuning import Tuning
 from avow.wire.messages import Entry, Message
 
+if TYPE_CHECKING:
+    from avow.node.roles import NodeRoles
+
 _PACE: Final = Pace()
-_SHIPPED: Final = NodeRoles()
+
+Collect: TypeAlias = Callable[[list[tuple[int, Answer]]], None]
 
 
 class Disk(Protocol):
@@ -50,6 +53,101 @@ class Disk(Protocol):
     def places(self, lane: int, *, after: int, upto: int) -> list[Place]: ...
 
     def stored_files(self, lane: int) -> list[StoredFile]: ...
+
+
+class Component(Protocol):
+    """A lane or a pub-sub queue, as the node drives it."""
+
+    def receive(self, source: int, message: Message, now: float) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def persisted(self, proof: Synced) -> None: ...
+    def drain(self) -> Effects | None: ...
+    def take_answers(self) -> list[tuple[int, Answer]]: ...
+    def disk_full(self, *, full: bool) -> None: ...
+    def cancel(self, request: int) -> None: ...
+
+
+class EffectMux:
+    """A node's lanes and queues share one disk and the links, with one drain and one sync.
+
+    The effects of all components are joined into one record. For each record that persists something the mux remembers
+    the components it came from, and passes the proof of its sync to each of them. Components that were not touched
+    since the last drain are skipped. The mux does not decide when a message leaves (`replication.effect_buffer` does).
+
+    Components are known by their route. `collect` is called with the answers of a component that has some.
+    """
+
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+        self.components: dict[int, Component] = {}
+        self.find = self.components.get  # the component for messages of a route; None: not on this peer
+        self.touched: dict[int, Component] = {}  # what the next drain looks at
+        self.outstanding: deque[tuple[list[tuple[int, Component]], int]] = deque()  # (components, run number)
+        self.saves: list[Persist] = []  # of the node itself; written before those of its components
+        self.full = False
+
+    def add(self, route: int, component: Component) -> None:
+        component.disk_full(full=self.full)
+        self.components[route] = self.touched[route] = component
+
+    def remove(self, route: int) -> None:
+        """Remove a component. It gets no proofs for its outstanding records."""
+        component = self.components.pop(route)
+        self.touched.pop(route, None)
+        for inner, _ in self.outstanding:
+            inner[:] = [item for item in inner if item[1] is not component]
+
+    def touch(self, route: int) -> None:
+        self.touched[route] = self.components[route]
+
+    def tick(self, now: float) -> None:
+        for route, component in list(self.components.items()):
+            component.tick(now)
+            self.touched[route] = component
+
+    def disk_full(self, *, full: bool) -> None:
+        if full != self.full:
+            self.full = full
+            for component in self.components.values():
+                component.disk_full(full=full)
+
+    def persisted(self, proof: Synced) -> int:
+        """The oldest outstanding effects are synced: pass the proof to each component that contributed to them.
+
+        Returns the run number that is now durable; 0: the record had none.
+        """
+        inner, run = self.outstanding.popleft()
+        for route, component in inner:
+            component.persisted(proof)
+            self.touched[route] = component
+        return run
+
+    def drain(self) -> NodeEffects | None:
+        touched, persist = self.touched, self.saves
+        if not touched and not persist:
+            return None
+        self.touched = {}
+        run = 0
+        if persist:
+            self.saves = []
+            run = next((operation.incarnation for operation in persist if isinstance(operation, SaveRun)), 0)
+        sends: list[tuple[int, int, Message]] = []
+        inner: list[tuple[int, Component]] = []
+        for route, component in touched.items():
+            drained = component.drain()
+            answers = component.take_answers()
+            if answers:
+                self._collect(answers)
+            if drained is None:
+                continue
+            for peer, message in drained.sends:
+                sends.append((peer, route, message))
+            if drained.persist:
+                persist = persist + drained.persist if persist else drained.persist
+                inner.append((route, component))
+        if persist:
+            self.outstanding.append((inner, run))
+        return NodeEffects(sends, persist) if persist or sends else None
 
 
 class Node:
@@ -64,10 +162,11 @@ class Node:
         rng: Callable[[], float],
         tuning: Tuning,
         now: float,
+        roles: NodeRoles,
         pace: Pace = _PACE,
-        roles: NodeRoles = _SHIPPED,
     ) -> None:
-        """`founders`: the initial voters of the cluster; empty on a peer that joined later."""
+        """`founders`: the initial voters of the cluster; empty on a peer that joined later. `roles`: a peer has those
+        of `node.roles.SHIPPED`."""
         self.me, self.disk, self.rng, self.tuning, self.pace, self.roles = me, disk, rng, tuning, pace, roles
         self.now = now  # as of the last input
         self.now_ms = 0  # wall clock, as of the last tick: for deadlines and retention

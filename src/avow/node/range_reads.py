@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Final, Protocol, TypeAlias
 
-from msgspec import Struct
-
-from avow.queue.visible_index import VisibleRange
+from avow.node.records import Served
+from avow.queue.records import VisibleRange
 from avow.replication.durable import Place
 from avow.wire.messages import Entry
 from avow.wire.record import record_size
@@ -27,15 +26,6 @@ Entries: TypeAlias = Callable[[int, int, int], Sequence[Entry]]  # (after, max_e
 
 class Find(Protocol):
     def __call__(self, *, after: int, upto: int) -> Sequence[Place]: ...
-
-
-class Served(Struct, frozen=True, gc=False):
-    """`count` messages of the entry's batch from `offset` on; the first has version `first_version`."""
-
-    first_version: int
-    offset: int
-    count: int
-    entry: Entry
 
 
 def read_ranges(ranges: Iterable[VisibleRange], entries: Entries, *, max_bytes: int) -> list[Served]:

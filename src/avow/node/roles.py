@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Final
 
-from avow.node.effect_mux import Collect, EffectMux
 from avow.node.housekeeping import Housekeeping, Retention
 from avow.node.lane.queue_lane import QueueLane
 from avow.node.lane.roles import LANE_SHIPPED, LaneRoles
 from avow.node.lane_set import LaneSet, RunNumbers, founding_lane_snapshot
 from avow.node.membership_steps import MembershipSteps
 from avow.node.metadata_lane import MetadataLane
+from avow.node.node import Collect, EffectMux, Node
 from avow.node.pubsub.queue import PubSubQueue
 from avow.node.pubsub.roles import QUEUE_SHIPPED, QueueRoles
 from avow.replication.effects import LaneImage
 from avow.wire.messages import Snapshot
-
-if TYPE_CHECKING:
-    from avow.node.node import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +40,6 @@ class NodeRoles:
     queue_lane: Callable[..., QueueLane] = QueueLane
     pubsub_queue: Callable[..., PubSubQueue] = PubSubQueue
     founding_lane: Callable[[tuple[int, ...]], Snapshot] = founding_lane_snapshot
+
+
+SHIPPED: Final = NodeRoles()

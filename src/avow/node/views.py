@@ -7,43 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from avow.ids import ballot_text
+from avow.node.records import LaneView
 from avow.replication.two_phase.core import ROLES
 
 if TYPE_CHECKING:
     from avow.node.metadata_lane import MetadataLane
     from avow.node.node import Node
-
-
-class LaneView(Struct, frozen=True):
-    """A lane of either strategy as this peer knows it. Positions count entries, versions messages.
-
-    `coordinator` is 0 when none is known, and always for pub-sub; `owner` is 0 for two-phase. `known_committed` is the
-    highest cursor that any peer reported: `known_committed - applied` is this peer's lag in entries.
-    """
-
-    queue: str
-    lane: int
-    number: int
-    strategy: str
-    end: int
-    trimmed_to: int
-    voters: tuple[int, ...]
-    learners: tuple[int, ...] = ()
-    coordinator: int = 0
-    role: str = ""
-    ballot: str = "-"
-    committed: int = 0
-    applied: int = 0
-    known_committed: int = 0
-    log_end: int = 0
-    repairing: bool = False
-    whole: bool = True
-    owner: int = 0
-    ended: bool = False
-    open_transactions: int = 0
 
 
 def lane_view(node: Node, number: int, now: float) -> LaneView | None:

@@ -18,37 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from avow.queue import subscriptions
-from avow.queue.commands import LaneCursorsCommand, QueueCommand, RetentionRules, Strategy, SubscriptionCommand
+from avow.queue.commands import LaneCursorsCommand, QueueCommand, SubscriptionCommand
 from avow.queue.entry_outcome import DONE, Outcome
-from avow.queue.lane_table import Lane, LaneTable
-from avow.queue.subscriptions import Member, Subscription
-
-
-class VectorCursor(Struct, frozen=True, array_like=True):
-    """Lanes missing in `versions` were not read yet."""
-
-    versions: dict[int, int] = {}
-    hold: bool = False
-
-
-class Queue(Struct, frozen=True, array_like=True):
-    """`first_lane`: for two-phase, the first of `lanes` consecutive lane numbers; for pub-sub, the number in frames
-    about the queue, whose lanes get their numbers when runs of peers open them. `founders` are the first voters of a
-    two-phase queue's lanes: a founder that holds nothing of a lane begins it with the initial snapshot."""
-
-    name: str
-    strategy: Strategy
-    lanes: int
-    first_lane: int
-    retention: RetentionRules
-    subscribers: dict[str, VectorCursor] = {}
-    peers: tuple[int, ...] = ()  # the peers that hold it; empty: every voter of the cluster
-    founders: tuple[int, ...] = ()
-    subscriptions: dict[str, Subscription] = {}  # by subscriber; only those with a reader
+from avow.queue.lane_table import LaneTable
+from avow.queue.records import Lane, Member, Queue, Subscription, VectorCursor
 
 
 class Catalog:

@@ -1,4 +1,4 @@
-"""The outcome of an entry, a value that every peer computes identically.
+"""The outcome of an entry, a value that every peer computes identically, and what is answered without an entry.
 
 A client that repeats a write must get the answer of the first attempt, even from another coordinator. So the answer
 cannot be kept in a connection or one process: it is computed from the committed log, remembered in the lane's state,
@@ -35,3 +35,18 @@ class Outcome(Struct, frozen=True, array_like=True, gc=False):
 
 
 DONE: Final = Outcome()
+
+
+class Known(Struct, frozen=True, gc=False):
+    """Nothing to append. The answer is `outcome`; None: the outcome of the entry in flight at `position`."""
+
+    outcome: Outcome | None = None
+    position: int = 0
+
+
+class EarlyRefusal(Struct, frozen=True, gc=False):
+    """Nothing was appended. For NOT_EQUAL `last_version` is the end the lane will have; else as in `Outcome`."""
+
+    code: str
+    first_version: int = 0
+    last_version: int = 0

@@ -19,41 +19,13 @@ route; after the lane has ended, that run gets another lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from avow.errors import Malformed
 from avow.queue.commands import LaneEndCommand, LaneOpenCommand
 from avow.queue.entry_outcome import Outcome
-
-Run: TypeAlias = tuple[int, int, str, int]  # peer, incarnation, queue, route
-
-
-class Lane(Struct, frozen=True, array_like=True, gc=False):
-    """`end` -1: not decided. `epoch` counts the memberships before the one it was opened under."""
-
-    number: int
-    peer: int
-    incarnation: int
-    queue: str
-    route: int
-    voters: tuple[int, ...]
-    epoch: int
-    orphaned: bool = False
-    end: int = -1
-    ended_by: int = -1
-    trimmed_to: int = 0
-    last_version: int = -1  # the version its last entry ends with; -1: not decided
-
-    @property
-    def ended(self) -> bool:
-        return self.end >= 0
-
-    @property
-    def run(self) -> Run:
-        return self.peer, self.incarnation, self.queue, self.route
+from avow.queue.records import Lane, Run
 
 
 class LaneTable:

@@ -7,8 +7,8 @@ changes. If its command cannot be decoded, or would change nothing (`early_outco
 change is made, and it cannot fail.
 
 The same rules predict the effect of an entry that a coordinator has appended and no quorum has stored yet. A ledger
-knows versions but not their positions, so a copy (`fork`) is cheap enough to run ahead of the committed one. `state`
-adds the positions, `projection` runs ahead.
+knows versions but not their positions, so a copy (`fork`) is cheap enough to run ahead of the committed one, as
+`Projection` does. `state` adds the positions.
 
 A merged entry has small batches of several clients: `writes` lists (write id, offset, count) of each. They cover the
 batch from its first message to its last. If one of the ids is known already, only its messages stay hidden.
@@ -16,44 +16,64 @@ batch from its first message to its last. If one of the ids is known already, on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, TypeAlias
-
-from msgspec import Struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from avow import limits
 from avow.queue.commands import Command, CursorCommand, StageCommand, TransactionCommand, TrimCommand, decode_or_code
-from avow.queue.entry_outcome import DONE, Outcome
+from avow.queue.entry_outcome import DONE, EarlyRefusal, Known, Outcome
+from avow.queue.records import Bounds
 from avow.queue.subscribers import Subscribers
 from avow.queue.transactions import Parts, Transactions
-from avow.queue.visible_index import VersionCount
 from avow.queue.write_ids import Recent
 from avow.wire.messages import Entry, Kind
 
 Writes: TypeAlias = Sequence[tuple[bytes, int, int]]
 
+NO_CONDITION: Final = -1  # `expected` of a write that does not compare
+
 _DATA: Final = Kind.DATA
 _COUNT_MAX: Final = limits.BATCH_COUNT_MAX
+_WITHOUT_COMMAND: Final = frozenset({Kind.NOOP, Kind.DATA})
 
 
-class Bounds(Struct, frozen=True, array_like=True, gc=False):
-    """Sizes of the lane's windows. They decide outcomes, so all peers use the same ones and snapshots contain them."""
+class Versions(Protocol):
+    """The visible versions, `trimmed_to` + 1 to `end`: a `VersionCount`, or a `VisibleIndex`, which finds them."""
 
-    write_ids: int = limits.WRITE_ID_WINDOW_COUNT
-    decided_transactions: int = limits.DECIDED_TRANSACTIONS_COUNT
-    open_transactions: int = limits.OPEN_TRANSACTIONS_COUNT
-    staged_batches: int = limits.STAGED_BATCHES_COUNT
-    subscribers: int = limits.SUBSCRIBERS_COUNT
+    end: int
+    trimmed_to: int
+
+    def append(self, position: int, offset: int, count: int) -> None:
+        """`count` messages become the versions after `end`."""
+
+    def trim(self, upto: int) -> None:
+        """Remove versions up to and including `upto`."""
+
+
+class VersionCount:
+    """Counts versions without positions: enough to predict which versions an entry will get."""
+
+    __slots__ = ("end", "trimmed_to")
+
+    def __init__(self, *, end: int, trimmed_to: int) -> None:
+        self.end, self.trimmed_to = end, trimmed_to
+
+    def append(self, position: int, offset: int, count: int) -> None:  # noqa: ARG002
+        self.end += count
+
+    def trim(self, upto: int) -> None:
+        self.trimmed_to = upto
 
 
 class Ledger:
     """Apply committed entries in the order of their positions; `position` is the last one applied."""
 
-    def __init__(self, versions: VersionCount, *, bounds: Bounds) -> None:
+    def __init__(self, versions: Versions, *, bounds: Bounds) -> None:
         self.position = 0
         self.refused = 0  # entries whose outcome has a code
         self.bounds = bounds
-        self.versions = versions
+        self.versions: Versions = versions
         self.write_ids: Recent[Outcome] = Recent(bounds.write_ids)
         self.subscribers = Subscribers(bounds.subscribers)
         self.transactions = Transactions(
@@ -221,3 +241,101 @@ def _covers(count: int, writes: Writes) -> bool:
             return False
         following += length
     return following == count <= _COUNT_MAX
+
+
+# ---------------------------------------------------------------- running ahead
+
+
+def no_writes(entry: Entry) -> Writes:  # noqa: ARG001
+    """For lanes whose entries are never merged."""
+    return ()
+
+
+class Projection:
+    """The lane as it will be when everything its coordinator has appended is committed. Call `appended` for each such
+    entry, in order; what was applied is read from the committed state.
+
+    A coordinator answers some writes without appending anything: the write id is known, or the lane does not end at the
+    expected version. It may have hundreds of entries in flight, and "where the lane ends" must count them, or two
+    writes that expect the same end would both be accepted. The committed state must not contain them yet.
+
+    A separate implementation of the rules for entries in flight would have to repeat every limit and every refusal, and
+    each difference would show as a wrong NOT_EQUAL. So a fork of the ledger applies the entries in flight with the same
+    rules. The cost is a second application of each entry on the coordinator, and a copy of the windows at a take-over.
+    A take-over calls `rebuild`, because the entries after the committed ones may differ from before.
+
+    NOT_EQUAL is answered from the entries in flight, because appending would violate the condition. Anything else is
+    refused only if the committed state already says so: entries in flight may be lost, and then a refusal that depends
+    on them would have been wrong. In doubt an entry is appended and the answer is its outcome.
+
+    A refusal depends on the log of this peer. A coordinator that may have been deposed confirms its ballot first.
+    """
+
+    def __init__(self, state: Ledger) -> None:
+        self._state = state
+        self._ahead: Ledger = state.fork()
+        self._in_flight: dict[bytes, int] = {}
+        self._order: deque[tuple[int, list[bytes]]] = deque()  # (position, write ids first appended there)
+
+    @property
+    def end(self) -> int:
+        return self._ahead.end
+
+    @property
+    def position(self) -> int:
+        """The last appended entry."""
+        return self._ahead.position
+
+    def appended(self, entry: Entry, writes: Writes = ()) -> None:
+        self._forget_committed()
+        self._ahead.apply(entry, writes)
+        in_flight, position = self._in_flight, entry.position
+        ids = [write[0] for write in writes] if writes else [entry.write_id]
+        fresh = [write_id for write_id in ids if write_id and write_id not in in_flight]
+        if fresh:
+            in_flight.update(dict.fromkeys(fresh, position))
+            self._order.append((position, fresh))
+
+    def rebuild(self, entries: Iterable[Entry], writes_of: Callable[[Entry], Writes] = no_writes) -> None:
+        """Start again from the committed state with the entries that follow it in the log now."""
+        self._ahead = self._state.fork()
+        self._in_flight.clear()
+        self._order.clear()
+        for entry in entries:
+            self.appended(entry, writes_of(entry))
+
+    def outcome_of(self, write_id: bytes) -> Outcome | int | None:
+        """The outcome of a known write, the position of one in flight, or None: never seen, or forgotten."""
+        known = self._state.outcome_of(write_id)
+        if known is not None:
+            return known
+        position = self._in_flight.get(write_id, 0)
+        return position if position > self._state.position else None
+
+    def check(
+        self, kind: int, *, write_id: bytes = b"", expected: int = NO_CONDITION, control: bytes = b""
+    ) -> Known | EarlyRefusal | None:
+        """None: append it. Otherwise the answer; the module's docstring says what is refused here."""
+        found = self.outcome_of(write_id) if write_id else None
+        if isinstance(found, Outcome):
+            return Known(outcome=found)
+        if found is not None:
+            return Known(position=found)
+        if expected not in (NO_CONDITION, self.end):
+            return EarlyRefusal("NOT_EQUAL", last_version=self.end)
+        return None if kind in _WITHOUT_COMMAND else self._check_command(kind, control)
+
+    def _check_command(self, kind: int, control: bytes) -> Known | EarlyRefusal | None:
+        outcome = self._state.early_outcome(kind, control)
+        if outcome is None or outcome != self._ahead.early_outcome(kind, control):
+            return None
+        if outcome.code:
+            return EarlyRefusal(outcome.code, outcome.first_version, outcome.last_version)
+        return Known(outcome=outcome)
+
+    def _forget_committed(self) -> None:
+        """Forget the ids of applied entries: the state knows them now."""
+        committed, order = self._state.position, self._order
+        while order and order[0][0] <= committed:
+            for write_id in order.popleft()[1]:
+                self._in_flight.pop(write_id, None)  # None: one entry may name it twice

@@ -28,16 +28,14 @@ The voters are changed by MEMBERS entries, one step at a time; the table says wh
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import replace
 
-from avow import limits
 from avow.errors import InvalidRequest, Malformed
 from avow.limits import IDENTITY_SIZE_BYTES, PEER_NUMBER_MAX, PEERS_EVER_COUNT, PEERS_MAX
-from avow.queue.catalog import Catalog, Queue
+from avow.queue.catalog import Catalog
 from avow.queue.commands import (
     Command,
     LaneCursorsCommand,
@@ -51,22 +49,13 @@ from avow.queue.commands import (
     decode_or_code,
 )
 from avow.queue.entry_outcome import DONE, Outcome
-from avow.queue.lane_table import Lane, LaneTable
+from avow.queue.lane_table import LaneTable
+from avow.queue.records import Lane, MetadataBounds, MetadataSnapshot, MetadataStatistics, PeerInfo, PeerState, Queue
 from avow.queue.snapshots import seal, unseal
 from avow.queue.write_ids import Recent
 from avow.wire.messages import Entry, Kind
 
-State: TypeAlias = Literal["joining", "ready", "leaving", "gone"]
-
 _STAYS: Final = frozenset({"joining", "ready"})
-
-
-class PeerInfo(Struct, frozen=True, array_like=True, gc=False):
-    number: int
-    identity: bytes
-    link: str
-    api: str
-    state: State
 
 
 class PeerTable:
@@ -106,7 +95,7 @@ class PeerTable:
             return Outcome("INVALID_REQUEST")
         if known is not None and known.identity != command.identity:
             return Outcome("FOLDER_UNUSABLE")
-        state: State = "ready" if known is None else known.state
+        state: PeerState = "ready" if known is None else known.state
         said = PeerInfo(command.number, command.identity, command.link, command.api, state)
         self.by_number[command.number] = said
         return DONE
@@ -143,49 +132,8 @@ MAGIC: Final = b"AVMS"
 LAYOUT_VERSION: Final = 1
 
 
-class MetadataBounds(Struct, frozen=True, array_like=True, gc=False):
-    """Like `ledger.Bounds`: they decide outcomes, so snapshots contain them."""
-
-    write_ids: int = limits.WRITE_ID_WINDOW_COUNT
-    queues: int = limits.QUEUES_COUNT
-    lanes: int = limits.LANES_COUNT
-    subscribers: int = limits.SUBSCRIBERS_COUNT  # of one queue
-    subscriptions: int = limits.SUBSCRIPTIONS_COUNT  # of one queue
-    members: int = limits.MEMBERS_COUNT  # of one subscription
-
-
-class MetadataStatistics(Struct, frozen=True, gc=False):
-    position: int
-    epoch: int
-    voters: int
-    learners: int
-    queues: int
-    lanes: int
-    open_lanes: int
-    orphaned_lanes: int
-    write_ids: int
-    refused_entries: int
-    readers: int  # members of all subscriptions
-
-
-class _Body(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    position: int
-    refused: int
-    bounds: MetadataBounds
-    voters: tuple[int, ...]
-    learners: tuple[int, ...]
-    epoch: int
-    next_number: int
-    lanes: list[Lane]
-    open_lanes: list[int]
-    incarnations: dict[int, int]
-    queues: list[Queue]
-    write_ids: tuple[list[bytes], list[Outcome]]
-    peers: list[PeerInfo] = []
-
-
 _encoder: Final = Encoder()
-_decoder: Final = Decoder(_Body)
+_decoder: Final = Decoder(MetadataSnapshot)
 
 
 class MetadataState:
@@ -272,7 +220,7 @@ class MetadataState:
         )
 
     def snapshot(self) -> bytes:
-        body = _Body(
+        body = MetadataSnapshot(
             position=self.position,
             refused=self.refused,
             bounds=self.bounds,

@@ -23,18 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from avow.queue.commands import RetentionRules, TrimCommand, TrimRule
+from avow.queue.records import StoredFile
 from avow.queue.state import QueueState
-
-
-class StoredFile(Struct, frozen=True, gc=False):
-    """One file of a lane. `newest_ms` is the latest creation time of its messages, since 1970."""
-
-    last_position: int
-    size_bytes: int
-    newest_ms: int
 
 
 def trim_proposal(

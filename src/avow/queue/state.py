@@ -15,63 +15,28 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from avow.errors import Malformed, NotEqual
-from avow.queue.entry_outcome import Outcome
-from avow.queue.ledger import Bounds, Ledger
+from avow.queue.ledger import NO_CONDITION, Ledger
+from avow.queue.records import (
+    Bounds,
+    LaneSnapshot,
+    OpenTransactionRecord,
+    QueueStatistics,
+    VisibleRange,
+)
 from avow.queue.snapshots import column_bytes, column_from, seal, unseal
-from avow.queue.subscribers import Subscriber
-from avow.queue.transactions import Decision, OpenTransaction, Transactions
-from avow.queue.visible_index import VisibleIndex, VisibleRange
+from avow.queue.transactions import OpenTransaction, Transactions
+from avow.queue.visible_index import VisibleIndex
 from avow.queue.write_ids import Recent
 
 MAGIC: Final = b"AVQS"
 LAYOUT_VERSION: Final = 1
-NO_CONDITION: Final = -1  # `expected` of a write that does not compare
-
-
-class QueueStatistics(Struct, frozen=True, gc=False):
-    """One lane at one position. Counts are not in bytes unless the name says so."""
-
-    position: int
-    end: int
-    trimmed_to: int
-    visible_batches: int
-    index_size_bytes: int
-    write_ids: int
-    open_transactions: int
-    staged_messages: int
-    decided_transactions: int
-    subscribers: int
-    refused_entries: int
-
-
-class _Open(Struct, frozen=True, array_like=True):
-    txn: bytes
-    deadline_ms: int
-    positions: bytes
-    counts: bytes
-    parts: bytes = b""  # empty: none of the batches has one
-
-
-class _Body(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    position: int
-    refused: int
-    bounds: Bounds
-    end: int
-    trimmed_to: int
-    dropped: int
-    index: tuple[bytes, bytes, bytes, bytes]  # rows, starts, positions, offsets
-    write_ids: tuple[list[bytes], list[Outcome]]
-    opened: list[_Open]
-    decided: tuple[list[bytes], list[Decision]]
-    subscribers: dict[str, Subscriber]
 
 
 _encoder: Final = Encoder()
-_decoder: Final = Decoder(_Body)
+_decoder: Final = Decoder(LaneSnapshot)
 
 
 class QueueState(Ledger):
@@ -124,7 +89,7 @@ class QueueState(Ledger):
 
     def snapshot(self) -> bytes:
         index = self.visible
-        body = _Body(
+        body = LaneSnapshot(
             position=self.position,
             refused=self.refused,
             bounds=self.bounds,
@@ -169,13 +134,15 @@ def _columns(index: VisibleIndex) -> tuple[bytes, bytes, bytes, bytes]:
     return column_bytes(index.rows), starts, positions, column_bytes(index.offsets)
 
 
-def _packed(txn: bytes, transaction: OpenTransaction) -> _Open:
+def _packed(txn: bytes, transaction: OpenTransaction) -> OpenTransactionRecord:
     counts, parts = column_bytes(transaction.counts), transaction.parts
     places = column_bytes(transaction.positions)
-    return _Open(txn, transaction.deadline_ms, places, counts, column_bytes(parts) if any(parts) else b"")
+    return OpenTransactionRecord(
+        txn, transaction.deadline_ms, places, counts, column_bytes(parts) if any(parts) else b""
+    )
 
 
-def _restored_index(body: _Body) -> VisibleIndex:
+def _restored_index(body: LaneSnapshot) -> VisibleIndex:
     index = VisibleIndex(end=body.end, trimmed_to=body.trimmed_to, dropped=body.dropped)
     index.rows, index.starts, index.positions, index.offsets = map(column_from, body.index)
     _check_index(index)
@@ -200,7 +167,7 @@ def _ascends(rows: array[int], end: int) -> bool:
     return rows[0] >= 1 and all(map(int.__lt__, rows, following))
 
 
-def _restore_transactions(transactions: Transactions, body: _Body) -> None:
+def _restore_transactions(transactions: Transactions, body: LaneSnapshot) -> None:
     transactions.decided = Recent.from_columns(body.bounds.decided_transactions, *body.decided)
     for packed in body.opened:
         transaction = transactions.opened[packed.txn] = OpenTransaction(packed.deadline_ms)

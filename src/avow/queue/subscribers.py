@@ -18,16 +18,9 @@ cursor in each. A command without an epoch, from an operator, is never fenced an
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from avow.queue.commands import CursorCommand
 from avow.queue.entry_outcome import Outcome
-
-
-class Subscriber(Struct, frozen=True, array_like=True, gc=False):
-    version: int
-    hold: bool
-    epoch: int = 0  # of the last reader that took over the lane
+from avow.queue.records import Subscriber
 
 
 class Subscribers:

@@ -30,29 +30,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from msgspec import Struct
-
 from avow.limits import CHANNEL_ID_SIZE_BYTES
 from avow.queue.commands import SubscriptionCommand
 from avow.queue.entry_outcome import Outcome
-
-
-class Member(Struct, frozen=True, array_like=True, gc=False):
-    """A reader. `name` is empty for one that reads alone; `epoch` is that of its join."""
-
-    name: str
-    peer: int
-    channel: bytes
-    epoch: int
-
-
-class Subscription(Struct, frozen=True, array_like=True, gc=False):
-    """`members` has at least one, ordered by name. `before` is the previous epoch, or 0."""
-
-    epoch: int
-    members: tuple[Member, ...]
-    before: int = 0
-
+from avow.queue.records import Member, Subscription
 
 Subscriptions: TypeAlias = dict[str, Subscription]  # by subscriber
 

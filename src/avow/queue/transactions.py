@@ -24,23 +24,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import Literal, TypeAlias
-
-from msgspec import Struct
+from typing import TypeAlias
 
 from avow.queue.entry_outcome import DONE, Outcome
+from avow.queue.records import Decision
 from avow.queue.write_ids import Recent
 
-Fate: TypeAlias = Literal["published", "discarded", "expired"]
 Parts: TypeAlias = tuple[tuple[int, int], ...]  # (part, how many messages it has)
-
-
-class Decision(Struct, frozen=True, array_like=True, gc=False):
-    """The versions are 0 unless published; a published transaction without messages has last = first - 1."""
-
-    fate: Fate
-    first_version: int = 0
-    last_version: int = 0
 
 
 class OpenTransaction:

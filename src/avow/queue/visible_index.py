@@ -22,44 +22,17 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from msgspec import Struct
-
 from avow.errors import InvalidRequest, Trimmed
+from avow.queue.records import VisibleRange
 
 
-class VisibleRange(Struct, frozen=True, gc=False):
-    """`count` messages with consecutive versions, all in the batch at `position`, from its message `offset` on."""
-
-    position: int
-    offset: int
-    first_version: int
-    count: int
-
-
-class VersionCount:
-    """Counts versions without positions: enough to predict which versions an entry will get."""
-
-    __slots__ = ("end", "trimmed_to")
-
-    def __init__(self, *, end: int = 0, trimmed_to: int = 0) -> None:
-        self.end = end
-        self.trimmed_to = trimmed_to
-
-    def append(self, position: int, offset: int, count: int) -> None:  # noqa: ARG002
-        self.end += count
-
-    def trim(self, upto: int) -> None:
-        self.trimmed_to = upto
-
-
-class VisibleIndex(VersionCount):
+class VisibleIndex:
     """The positions of the versions `trimmed_to` + 1 to `end`. A row is kept as long as one of its versions is."""
 
-    __slots__ = ("dropped", "next_position", "offsets", "positions", "rows", "starts")
+    __slots__ = ("dropped", "end", "next_position", "offsets", "positions", "rows", "starts", "trimmed_to")
 
     def __init__(self, *, end: int = 0, trimmed_to: int = 0, dropped: int = 0) -> None:
-        super().__init__(end=end, trimmed_to=trimmed_to)
-        self.dropped = dropped
+        self.end, self.trimmed_to, self.dropped = end, trimmed_to, dropped
         self.rows = array("q")
         self.starts = array("q")  # for each run: the number of its first row,
         self.positions = array("q")  # the position of that row,

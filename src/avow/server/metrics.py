@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from avow.node.views import LaneView, heard_ms, lane_views
+from avow.node.records import LaneView
+from avow.node.views import heard_ms, lane_views
 
 if TYPE_CHECKING:
     from avow.server.process import Peer

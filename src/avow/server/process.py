@@ -24,8 +24,9 @@ from uuid import UUID
 
 from avow.errors import DiskFull, FolderUnusable
 from avow.node.answers import Answer, Stored
-from avow.node.effect_mux import NodeEffects
 from avow.node.node import Node
+from avow.node.records import NodeEffects
+from avow.node.roles import SHIPPED
 from avow.replication.durable import StoreImage, Synced
 from avow.replication.effects import SaveRun
 from avow.replication.tuning import Tuning
@@ -74,7 +75,7 @@ class Peer:
         self._tuning = tuning or Tuning()
         self._callbacks: dict[int, Callable[[Answer], None]] = {}
         self._request = 0
-        self._scheduled = self._dialled = False
+        self._scheduled = self._performing = self._released = self._dialled = False
         self._unwritten: deque[NodeEffects] = deque()  # drained, waiting for disk space; oldest first
         self._ticker: asyncio.TimerHandle | None = None
         self.failed: asyncio.Future[str] | None = None  # resolved with the reason when this peer must stop
@@ -102,6 +103,7 @@ class Peer:
             rng=random.random,
             tuning=self._tuning,
             now=self.now(),
+            roles=SHIPPED,
         )
         self._image = StoreImage(0, {}, [])
         self.links = links
@@ -174,8 +176,11 @@ class Peer:
     # ------------------------------------------------------------------ drain, write, send, answer
 
     def _perform(self) -> None:
-        self._scheduled = False
-        _supervised(self._drain)
+        self._scheduled, self._performing, self._released = False, True, True
+        while self._released:  # a sync in place releases answers and messages: they leave in this turn, too
+            self._released = False
+            _supervised(self._drain)
+        self._performing = False
         if self.on_turn is not None:
             self.on_turn()
 
@@ -213,7 +218,10 @@ class Peer:
     def _synced(self, proof: Synced) -> None:
         """The oldest write that was not synced is synced now: proofs come in the order of the writes."""
         _supervised(self.node.persisted, proof)
-        self.wake()
+        if self._performing:
+            self._released = True
+        else:
+            self.wake()
 
     def _answer(self) -> None:
         answers, self.node.answers = self.node.answers, []

@@ -38,7 +38,7 @@ from typing import Final, NoReturn, TypeAlias
 import msgspec
 
 from avow.errors import DiskFull, StorageDamaged, TooLarge
-from avow.queue.retention import StoredFile
+from avow.queue.records import StoredFile
 from avow.replication.durable import Place, StoreImage, Synced, synced_receipt
 from avow.replication.effects import (
     Persist,

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from avow.errors import StorageDamaged, Trimmed
-from avow.queue.retention import StoredFile
+from avow.queue.records import StoredFile
 from avow.replication.durable import Place
 from avow.replication.effects import (
     Persist,

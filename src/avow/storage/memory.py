@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from avow.errors import DiskFull, StorageDamaged, Trimmed
-from avow.queue.retention import StoredFile
+from avow.queue.records import StoredFile
 from avow.replication.durable import Place, StoreImage, synced_receipt
 from avow.replication.effects import (
     LaneImage,

@@ -251,8 +251,7 @@ class AnswerParser:
 
     def next_answer(self) -> Answer | None:
         """None: more bytes are needed, and `buffer` has space for them. Raises NotHttp."""
-        if self._start == self._end:
-            self._start = self._end = 0
+        if not self._end:
             return None
         while self._start < self._end and self._body is None and not self.closes:
             if self._unsized is not None:
@@ -275,6 +274,8 @@ class AnswerParser:
                 whole = body_at + int(length)
                 if whole <= self._end and whole - body_at <= self._body_size_max:
                     self._start = whole
+                    if whole == self._end:  # usually: everything that was received is read
+                        self._start = self._end = 0
                     self.answers_count += 1
                     self._interim_count = 0
                     return Answer(int(status), head, bytes(self._chunk_view[body_at:whole]), sent_head)

@@ -50,6 +50,9 @@ class Kind:
     )
 
 
+Section: TypeAlias = bytes | memoryview  # of a batch; a view keeps the memory of the request or frame it came in
+
+
 class Entry(Struct, frozen=True, gc=False):
     """One record of a lane: a batch or a command, as the log stores it and as peers send it.
 
@@ -64,7 +67,7 @@ class Entry(Struct, frozen=True, gc=False):
     write_id: bytes = b""  # 16 bytes; empty for entries that no client wrote
     created_ms: int = 0
     control: bytes = b""
-    batch: bytes = b""
+    batch: Section = b""
 
 
 class Snapshot(Struct, frozen=True, gc=False):

@@ -30,7 +30,7 @@ from avow.errors import (
     UnknownKind,
     UnknownVersion,
 )
-from avow.wire.messages import Entry, Kind
+from avow.wire.messages import Entry, Kind, Section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,10 +166,12 @@ def build_record(entry: Entry, batch: Sequence[Buffer]) -> bytearray:
     """The record of an entry whose batch is in pieces (`entry.batch` is ignored). Each piece is copied once."""
     size = sum(map(len, batch))
     control = entry.control
-    record = bytearray().join((bytes(HEADER_SIZE_BYTES), control, padding(len(control)), *batch, padding(size)))
-    body_crc = crc32c(memoryview(record)[HEADER_SIZE_BYTES:])
-    record[:HEADER_SIZE_BYTES] = _header(entry, body_crc=body_crc, batch_size=size)
-    return record
+    body = (control, padding(len(control)), *batch, padding(size))
+    body_crc = 0
+    for piece in body:
+        if piece:
+            body_crc = crc32c(piece, body_crc)
+    return bytearray().join((_header(entry, body_crc=body_crc, batch_size=size), *body))
 
 
 def _header(entry: Entry, *, body_crc: int, batch_size: int) -> bytes:
@@ -219,8 +221,7 @@ def unpack_entry(record: Buffer, *, verify: bool = True) -> Entry:
     """The entry in exactly one record.
 
     Given a memoryview, `batch` of the entry is a memoryview over the same memory, which it keeps alive: the record's
-    memory must not be written again. (The field stays typed `bytes`, which a read-only view satisfies for every use in
-    the tree: length, comparison, join, checksum.) Given bytes, `batch` is bytes.
+    memory must not be written again. Given bytes, `batch` is bytes.
     """
     fields = read_record(record, verify=verify)
     _, _, _, kind, flags, _, body, control, _, count, origin, position, _, created_ms, write_id = fields
@@ -234,5 +235,5 @@ def unpack_entry(record: Buffer, *, verify: bool = True) -> Entry:
         write_id=write_id if flags & HAS_WRITE_ID else b"",
         created_ms=created_ms,
         control=bytes(record[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + control]),
-        batch=cast(bytes, batch if batch else b""),
+        batch=cast(Section, batch if batch else b""),
     )

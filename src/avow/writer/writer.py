@@ -199,7 +199,7 @@ class Writer(Generic[W]):
             self._fill(send, now)
         decided, self._decided = self._decided, []
         wake_at = self._deadline if self._deadline < self._next_due else self._next_due
-        if not self._in_flight:  # otherwise the given source has only later deadlines, and there is no pause
+        if not self._in_flight or wake_at == inf:  # else the source has only later deadlines, and nothing pauses
             first = self._source.first_deadline()
             wake_at = first if first < wake_at else wake_at
             wake_at = min(wake_at, self._resume_at) if self._resume_at else wake_at

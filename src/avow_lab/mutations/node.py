@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from avow.node.effect_mux import Collect, Component, EffectMux, NodeEffects
 from avow.node.housekeeping import Retention
 from avow.node.lane.queue_lane import QueueLane
 from avow.node.lane_set import LaneSet
 from avow.node.membership_steps import MembershipSteps
-from avow.node.node import Node
+from avow.node.node import Collect, Component, EffectMux, Node
 from avow.node.pubsub.queue import PubSubQueue
+from avow.node.records import NodeEffects
 from avow.node.roles import NodeRoles
-from avow.queue.catalog import Queue
 from avow.queue.commands import QueueCommand, RetentionRules, decode
+from avow.queue.records import Queue
 from avow.replication.durable import Synced
 from avow.replication.effects import LaneImage, Persist, SaveRun
 from avow.wire.messages import Kind

@@ -21,11 +21,12 @@ from avow.node.lane.metadata_machine import MetadataMachine
 from avow.node.lane.roles import LaneRoles
 from avow.node.node import Node
 from avow.node.pubsub.history_repair import HistoryRepair
-from avow.node.pubsub.lane_index import LaneIndex, PubSubBounds
+from avow.node.pubsub.lane_index import LaneIndex
 from avow.node.pubsub.lanes import QueueLanes
 from avow.node.pubsub.retention import QueueRetention
 from avow.node.pubsub.roles import QueueRoles
 from avow.node.pubsub.rules import QueueRules
+from avow.node.records import PubSubBounds
 from avow.node.roles import NodeRoles
 from avow.replication.durable import Synced
 from avow.replication.effect_buffer import EffectBuffer

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from avow.node.answers import Refusal
+from avow.node.answers import Answer, Refusal
 from avow.node.lane.entries import LaneHistory
 from avow.node.lane.queue_machine import QueueMachine
 from avow.node.lane.reads import LaneReads
@@ -24,8 +24,7 @@ from avow.node.merging import UNMERGEABLE, shape_of
 from avow.node.node import Node
 from avow.node.roles import NodeRoles
 from avow.queue.commands import CursorCommand
-from avow.queue.entry_outcome import Outcome
-from avow.queue.projection import EarlyRefusal, Known
+from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
 from avow.queue.write_ids import Recent
 from avow.replication.effect_buffer import EffectBuffer
 from avow.replication.effects import Persist, SaveState
@@ -33,10 +32,9 @@ from avow.replication.membership import Members
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.replication.two_phase.follower import Follower
 from avow.replication.two_phase.leadership import Leadership
-from avow.replication.two_phase.log import LaneLog
 from avow.replication.two_phase.roles import TwoPhaseRoles
 from avow.replication.two_phase.rules import Rules
-from avow.replication.two_phase.state import LaneState
+from avow.replication.two_phase.state import LaneLog, LaneState
 from avow.storage.memory import MemoryStore
 from avow.wire.merge import merged_writes
 from avow.wire.messages import Entry, Install
@@ -182,15 +180,17 @@ class AnswerWhenStored(Delegate):
         for position in [p for p in self.shipped.waiting if p <= self.core.state.persisted_end]:
             end = self.machine.state.end
             outcome = Outcome("", end + 1, end + self.core.log.entry(position).count)
-            self.shipped.applied(position, outcome, merged=False)
+            for asker, answer in self.shipped.applied(position, outcome, merged=False):
+                self.shipped.replies.answer(asker, answer)
         self.shipped.flush()
 
 
 class OneOutcomeForAll(Delegate):
     """Each writer of a merged record gets the outcome of the whole record."""
 
-    def applied(self, position: int, outcome: Outcome, *, merged: bool) -> None:  # noqa: ARG002
-        self.shipped.applied(position, outcome, merged=False)
+    def applied(self, position: int, outcome: Outcome, *, merged: bool) -> list[tuple[Asker, Answer]]:  # noqa: ARG002
+        answers: list[tuple[Asker, Answer]] = self.shipped.applied(position, outcome, merged=False)
+        return answers
 
 
 class WholeAtOnce(Delegate):

@@ -20,7 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from avow.node.answers import Answer, Done
-from avow.node.effect_mux import NodeEffects
+from avow.node.records import NodeEffects
 from avow.queue.entry_outcome import Outcome
 from avow.queue.state import QueueState
 from avow.replication.durable import Synced

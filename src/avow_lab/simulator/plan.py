@@ -17,8 +17,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from avow.limits import WRITE_ID_WINDOW_COUNT
-from avow.node.housekeeping import Pace
-from avow.node.pubsub.lane_index import PubSubBounds
+from avow.node.records import Pace, PubSubBounds
 from avow.queue.commands import QueueCommand, RetentionRules, Strategy
 from avow.replication.tuning import Tuning
 

@@ -70,7 +70,7 @@ class Operation:
 
 
 def _section(write_id: bytes, count: int) -> bytes:
-    return unpack_entry(bytes(encode_batch([value_of(write_id, number) for number in range(count)]))).batch
+    return bytes(unpack_entry(bytes(encode_batch([value_of(write_id, number) for number in range(count)]))).batch)
 
 
 class PubSubClient:

@@ -25,7 +25,7 @@ from avow.node.pubsub.queue import PubSubQueue
 from avow.node.roles import NodeRoles
 from avow.queue.commands import LaneCursorsCommand, decode
 from avow.queue.entry_outcome import Outcome
-from avow.queue.ledger import Bounds
+from avow.queue.records import Bounds
 from avow.queue.state import QueueState
 from avow.replication.effects import LaneImage, SaveSnapshot
 from avow.replication.quorum import quorum

@@ -20,7 +20,7 @@ from random import Random
 from typing import Final, Generic, Protocol, TypeVar
 
 from avow.node.answers import Answer
-from avow.node.effect_mux import NodeEffects
+from avow.node.records import NodeEffects
 from avow.replication.durable import Synced
 from avow.replication.effects import Persist, SaveRun
 from avow.storage.memory import MemoryStore

@@ -107,7 +107,7 @@ def write_id_of(label: str) -> bytes:
 
 def batch_of(values: Sequence[str]) -> bytes:
     """The batch section of a record that holds these values."""
-    return unpack_entry(bytes(encode_batch([value.encode() for value in values]))).batch
+    return bytes(unpack_entry(bytes(encode_batch([value.encode() for value in values]))).batch)
 
 
 def values_of(entry: Entry) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from avow import limits
-from avow.client.batches import OVERHEAD_BYTES, Batch, ByteBudget, PendingBatches, pairs_of, plain_bytes
-from avow.client.message_columns import columns_of, split
+from avow.client.batches import Batch, ByteBudget, PendingBatches
+from avow.client.message_columns import OVERHEAD_BYTES, columns_of, pairs_of, plain_bytes, split
 from avow.client.outcomes import Done
 from avow.errors import Busy, InvalidRequest, Offline, TooLarge
 from avow.wire.batch import check

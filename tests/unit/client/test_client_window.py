@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from avow.channel.stores import FileStore, MemoryStore
-from avow.client.batches import OVERHEAD_BYTES, Batch
+from avow.client.batches import Batch
 from avow.client.lane_batcher import RECORD_SIZE_BYTES, LaneBatcher
+from avow.client.message_columns import OVERHEAD_BYTES
 from avow.client.pending_store import PendingRecordStore
 from avow.client.window import UNBOUND, ProducerRecord, Window, message_of, messages_of, read_message
 from avow.errors import InvalidRequest, Malformed, TooLarge

@@ -12,6 +12,7 @@ from uuid import UUID
 from avow.node.answers import Answer, Done
 from avow.node.lane.two_phase_lane import Write
 from avow.node.node import Node
+from avow.node.roles import SHIPPED
 from avow.queue.commands import Command, PeerCommand, QueueCommand, RetentionRules, Strategy, encode
 from avow.replication.durable import Synced
 from avow.replication.effects import SaveRun
@@ -52,6 +53,7 @@ class NodeCluster:
             rng=self.rng.random,
             tuning=Tuning(),
             now=self.now,
+            roles=SHIPPED,
         )
         keeping = node.housekeeping
         keeping.identity, keeping.link, keeping.api = identity_of(number), f"h:{number}", f"http://h:{number}"

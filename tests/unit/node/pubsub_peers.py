@@ -8,12 +8,11 @@ from random import Random
 from typing import Any
 
 from avow.node.answers import Answer
-from avow.node.effect_mux import NodeEffects
 from avow.node.lane.two_phase_lane import Write
 from avow.node.metadata_lane import METADATA_LANE, MetadataLane, founding_snapshot
 from avow.node.node import Node
-from avow.node.pubsub.lane_index import PubSubBounds
 from avow.node.pubsub.queue import PubSubQueue
+from avow.node.records import NodeEffects, PubSubBounds
 from avow.node.roles import NodeRoles
 from avow.queue.commands import LaneCursorsCommand, LaneTrimCommand, QueueCommand, encode
 from avow.replication.durable import Synced

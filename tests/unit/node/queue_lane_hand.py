@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from avow.node.lane.queue_lane import HISTORY, QueueLane
 from avow.node.lane.two_phase_lane import Write
-from avow.queue.ledger import Bounds
+from avow.queue.records import Bounds
 from avow.replication.durable import synced_receipt
 from avow.replication.effects import LaneImage
 from avow.replication.tuning import Tuning

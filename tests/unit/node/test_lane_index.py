@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from avow.errors import BadMagic, Malformed, Trimmed
-from avow.node.pubsub.lane_index import LaneIndex, PubSubBounds
+from avow.node.pubsub.lane_index import LaneIndex
+from avow.node.records import PubSubBounds
 from avow.queue.state import QueueState
 from avow.wire.messages import Entry, Kind
 

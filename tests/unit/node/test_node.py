@@ -9,6 +9,7 @@ from avow.node.lane.two_phase_lane import Write
 from avow.node.membership_steps import MembershipSteps
 from avow.node.metadata_lane import founding_snapshot
 from avow.node.node import Node
+from avow.node.roles import SHIPPED
 from avow.queue.commands import PeerCommand, QueueCommand, RetentionRules, TrimCommand, encode
 from avow.replication.durable import StoreImage
 from avow.replication.effects import LaneImage
@@ -125,6 +126,7 @@ def test_a_lane_that_was_dropped_in_an_earlier_run_is_not_opened_again() -> None
         rng=Random(1).random,
         tuning=Tuning(),
         now=0.0,
+        roles=SHIPPED,
     )
     late = Entry(6, 65537, Kind.DATA, 1, b"w" * 16, 0, b"", b"late")
     node.receive(1, 1, Enqueue(65537, 5, 0, (late,), 0, 6), 0.1)

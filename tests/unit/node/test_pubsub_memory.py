@@ -12,7 +12,7 @@ from avow.errors import InvalidRequest, Offline, StorageDamaged, Trimmed
 from avow.ids import ballot_of
 from avow.node.answers import Done, Refusal
 from avow.node.lane.two_phase_lane import Write
-from avow.node.pubsub.lane_index import PubSubBounds
+from avow.node.records import PubSubBounds
 from avow.queue.commands import QueueCommand, encode
 from avow.replication.membership import Members
 from avow.wire.messages import Entry, Fence, Kind, LaneFetch, LaneFetched, Refill

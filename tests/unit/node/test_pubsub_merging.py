@@ -6,7 +6,8 @@ import pytest
 from tests.unit.node.pubsub_peers import TINY, Cluster, data, small, write_id
 
 from avow.node.answers import Done, Refusal, Stored
-from avow.node.pubsub.lane_index import PubSubBounds, writes_of
+from avow.node.pubsub.lane_index import writes_of
+from avow.node.records import PubSubBounds
 from avow.replication.durable import synced_receipt
 from avow.replication.effects import SaveEntries
 from avow.wire.messages import Entry

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from avow.node.pubsub.lane_index import LaneIndex, PubSubBounds
+from avow.node.pubsub.lane_index import LaneIndex
 from avow.node.pubsub.retention import lane_trim
-from avow.queue.catalog import VectorCursor
+from avow.node.records import PubSubBounds
 from avow.queue.commands import LaneTrimCommand, RetentionRules
-from avow.queue.retention import StoredFile
+from avow.queue.records import StoredFile, VectorCursor
 from avow.wire.messages import Entry, Kind
 
 NOW_MS = 1_000_000

@@ -10,8 +10,7 @@ from avow.node.answers import LOST, Done, Refusal
 from avow.node.lane.queue_lane import stage_deadline_ms
 from avow.node.lane.two_phase_lane import Write
 from avow.queue import commands
-from avow.queue.ledger import Bounds
-from avow.queue.retention import StoredFile
+from avow.queue.records import Bounds, StoredFile
 from avow.wire.messages import (
     Confirmed,
     Enqueue,

@@ -21,7 +21,8 @@ from avow.queue.commands import (
     encode,
 )
 from avow.queue.entry_outcome import Outcome
-from avow.queue.ledger import Bounds, Ledger
+from avow.queue.ledger import Ledger
+from avow.queue.records import Bounds
 from avow.wire.messages import Entry, Kind
 
 TINY = Bounds(write_ids=3, decided_transactions=2, open_transactions=2, staged_batches=2, subscribers=2)

@@ -26,8 +26,9 @@ from avow.queue.commands import (
 from avow.queue.entry_outcome import Outcome
 from avow.queue.ledger import Ledger
 from avow.queue.metadata_state import MetadataState
+from avow.queue.records import Member, Subscription
 from avow.queue.state import QueueState
-from avow.queue.subscriptions import Member, Subscription, kept, lanes_of, reader_of
+from avow.queue.subscriptions import kept, lanes_of, reader_of
 from avow.wire.messages import Entry, Kind
 
 PEERS = (1, 2, 3)

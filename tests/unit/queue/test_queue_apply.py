@@ -23,8 +23,8 @@ from tests.unit.queue.queue_entries import (
 from avow.errors import InvalidRequest, NotEqual, Trimmed
 from avow.queue.commands import MembersCommand, StageCommand, TransactionCommand, decode
 from avow.queue.entry_outcome import Outcome
+from avow.queue.records import VisibleRange
 from avow.queue.state import QueueState
-from avow.queue.visible_index import VisibleRange
 from avow.wire.messages import Entry, Kind
 
 

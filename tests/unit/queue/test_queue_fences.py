@@ -8,10 +8,10 @@ import msgspec
 from crc32c import crc32c
 from tests.unit.queue.queue_entries import Step, apply_all, cursor, data
 
-from avow.queue.entry_outcome import Outcome
-from avow.queue.projection import EarlyRefusal, Projection
+from avow.queue.entry_outcome import EarlyRefusal, Outcome
+from avow.queue.ledger import Projection
+from avow.queue.records import Subscriber
 from avow.queue.state import QueueState
-from avow.queue.subscribers import Subscriber
 from avow.wire.messages import Kind
 
 FENCED = Outcome("FENCED")

@@ -21,7 +21,8 @@ from avow.queue.commands import (
     SubscriptionCommand,
 )
 from avow.queue.entry_outcome import Outcome
-from avow.queue.metadata_state import MetadataBounds, MetadataState
+from avow.queue.metadata_state import MetadataState
+from avow.queue.records import MetadataBounds
 from avow.queue.state import QueueState
 from avow.wire.messages import Entry, Kind
 

@@ -22,9 +22,9 @@ from tests.unit.queue.queue_entries import (
 )
 
 from avow.queue.commands import StageCommand, TransactionCommand, encode
-from avow.queue.entry_outcome import Outcome
-from avow.queue.ledger import Bounds
-from avow.queue.projection import EarlyRefusal, Known, Projection
+from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
+from avow.queue.ledger import Projection
+from avow.queue.records import Bounds
 from avow.queue.state import QueueState
 from avow.wire.messages import Entry, Kind
 

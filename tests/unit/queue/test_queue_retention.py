@@ -20,7 +20,8 @@ from tests.unit.queue.queue_entries import (
 
 from avow.queue.commands import RetentionRules, TrimCommand
 from avow.queue.entry_outcome import Outcome
-from avow.queue.retention import StoredFile, log_deletable_to, trim_proposal
+from avow.queue.records import StoredFile
+from avow.queue.retention import log_deletable_to, trim_proposal
 from avow.queue.state import QueueState
 
 EVERYTHING = 1 << 40  # a snapshot position beyond any entry here

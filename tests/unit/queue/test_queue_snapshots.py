@@ -25,7 +25,7 @@ from tests.unit.queue.queue_entries import (
 )
 
 from avow.errors import BadChecksum, BadMagic, Malformed, TooShort, UnknownVersion
-from avow.queue.ledger import Bounds
+from avow.queue.records import Bounds
 from avow.queue.state import QueueState
 from avow.queue.write_ids import Recent
 

@@ -20,8 +20,9 @@ from avow.queue.commands import (
     SubscriptionCommand,
 )
 from avow.queue.entry_outcome import DONE, Outcome
-from avow.queue.metadata_state import MetadataBounds, MetadataState
-from avow.queue.subscriptions import Member, Subscription, kept, lanes_of, reader_of
+from avow.queue.metadata_state import MetadataState
+from avow.queue.records import Member, MetadataBounds, Subscription
+from avow.queue.subscriptions import kept, lanes_of, reader_of
 from avow.wire.messages import Kind
 
 

@@ -9,8 +9,8 @@ from tests.unit.queue.queue_entries import TINY, Step, apply_all, command, data,
 
 from avow.queue.commands import StageCommand, TransactionCommand
 from avow.queue.entry_outcome import Outcome
+from avow.queue.records import Decision
 from avow.queue.state import QueueState
-from avow.queue.transactions import Decision
 from avow.wire.messages import Kind
 
 

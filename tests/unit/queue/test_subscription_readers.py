@@ -21,7 +21,8 @@ from tests.unit.queue.subscription_world import (
 )
 
 from avow.queue.entry_outcome import Outcome
-from avow.queue.subscriptions import Subscription, reader_of
+from avow.queue.records import Subscription
+from avow.queue.subscriptions import reader_of
 
 # What happens, and how often.
 MIX = {"join": 4, "leave": 4, "learn": 32, "read": 40, "arrive": 40, "forget": 1, "person": 2, "takeover": 1}

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tests.unit.queue.queue_entries import ORIGIN, PROPERTY, TINY, write_id
 
 from avow.queue.entry_outcome import Outcome
-from avow.queue.ledger import Bounds, Ledger
+from avow.queue.ledger import Ledger
+from avow.queue.records import Bounds
 from avow.queue.state import QueueState
 from avow.queue.write_ids import SAMPLES_MAX, Coverage, Recent
 from avow.wire.messages import Entry, Kind

@@ -9,7 +9,7 @@ from avow.errors import Offline, StorageDamaged, Trimmed
 from avow.limits import ENQUEUE_SIZE_BYTES_MAX, FRAME_SIZE_BYTES_MAX
 from avow.replication.effects import SaveSnapshot
 from avow.replication.two_phase.core import TwoPhaseCore
-from avow.replication.two_phase.log import LaneLog
+from avow.replication.two_phase.state import LaneLog
 from avow.wire.frames import encode
 from avow.wire.messages import (
     Enqueue,

@@ -7,9 +7,9 @@ from tests.unit.replication.two_phase_hand import B1, VOTERS, coordinator, core,
 from avow.ids import REPAIRING
 from avow.replication.two_phase.core import COORDINATOR
 from avow.replication.two_phase.follower import Follower
-from avow.replication.two_phase.log import LaneLog
 from avow.replication.two_phase.roles import TwoPhaseRoles
 from avow.replication.two_phase.rules import Rules
+from avow.replication.two_phase.state import LaneLog
 from avow.wire.messages import Confirm, Confirmed, Enqueue, Kind, Ready, Snapshot
 from avow_lab.mutations.delegate import Delegate
 

@@ -7,8 +7,8 @@ from avow.replication.durable import synced_receipt
 from avow.replication.effects import Effects, LaneImage
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.core import COORDINATOR, TwoPhaseCore
-from avow.replication.two_phase.log import Read
 from avow.replication.two_phase.roles import SHIPPED, TwoPhaseRoles
+from avow.replication.two_phase.state import Read
 from avow.wire.messages import (
     Entry,
     Kind,

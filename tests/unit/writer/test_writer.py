@@ -9,7 +9,7 @@ import pytest
 from avow.errors import AvowError, InvalidRequest, LaneEnded, Offline, Unknown
 from avow.writer.backoff import Backoff, Steady
 from avow.writer.steps import Pauses, Request, Settings, Step, Verdict, step_of
-from avow.writer.writer import Writer
+from avow.writer.writer import Waiting, Writer
 
 PAUSES = Pauses(first_s=1.0, max_s=8.0)
 ORDERED = Settings(window=3, pauses=PAUSES, ordered=True)
@@ -255,6 +255,22 @@ def test_at_its_deadline_a_write_is_decided_wherever_it_is() -> None:
     writer.answered(three, Step.DONE, 11.0)
     assert verdicts(writer, 11.0) == [], "nobody hears of it twice"
     assert writer.idle
+
+
+def test_a_write_that_waits_behind_decided_ones_wakes_the_writer_at_its_own_deadline() -> None:
+    source: Waiting[Request] = Waiting()
+    writer: Writer[Request] = Writer(Settings(window=1, pauses=PAUSES, ordered=True), source=source)
+    early, late = Request(deadline=5.0), Request(deadline=9.0)
+    for write in (early, late):
+        source.number(write)
+    source.put(early)
+    assert sent(writer, 1.0) == [1]
+    writer.tick(5.0)
+    assert verdicts(writer, 5.0) == [(1, Verdict.UNKNOWN)], "it keeps its place in the window until it is answered"
+    source.put(late)
+    assert writer.drain(6.0).wake_at == 9.0
+    writer.tick(9.0)
+    assert verdicts(writer, 9.0) == [(2, Verdict.REFUSED)]
 
 
 def test_an_attempt_that_is_always_answered_is_waited_for_beyond_the_deadline() -> None:

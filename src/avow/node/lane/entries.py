@@ -15,7 +15,7 @@ from avow.node.backfill import Backfill
 from avow.replication.effects import LaneImage
 from avow.replication.pieces import one_frame, within
 from avow.replication.two_phase.core import TwoPhaseCore
-from avow.replication.two_phase.log import Read
+from avow.replication.two_phase.state import Read
 from avow.wire.messages import Entry, LaneFetch, LaneFetched
 
 

@@ -7,9 +7,8 @@ from typing import Protocol
 
 from avow.node.answers import Refusal
 from avow.node.lane.requests import Write
-from avow.queue.entry_outcome import Outcome
+from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
 from avow.queue.ledger import Writes
-from avow.queue.projection import EarlyRefusal, Known
 from avow.replication.membership import Members
 from avow.wire.messages import Entry
 

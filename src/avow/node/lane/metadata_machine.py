@@ -33,10 +33,9 @@ from avow.node.facts import (
 )
 from avow.node.lane.requests import Write
 from avow.queue.commands import LaneEndCommand, LaneTrimCommand, decode_or_code
-from avow.queue.entry_outcome import Outcome
+from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
 from avow.queue.ledger import Writes
 from avow.queue.metadata_state import MetadataState
-from avow.queue.projection import EarlyRefusal, Known
 from avow.replication.membership import Members
 from avow.wire.messages import Entry, Kind
 

@@ -20,14 +20,13 @@ from avow.node.lane.roles import LANE_SHIPPED, LaneRoles
 from avow.node.lane.two_phase_lane import TwoPhaseLane
 from avow.queue.commands import RetentionRules
 from avow.queue.entry_outcome import Outcome
-from avow.queue.ledger import Bounds
-from avow.queue.retention import StoredFile
+from avow.queue.records import Bounds, StoredFile
 from avow.queue.state import QueueState
 from avow.queue.write_ids import Coverage
 from avow.replication.effects import LaneImage
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.core import TwoPhaseCore
-from avow.replication.two_phase.log import Read
+from avow.replication.two_phase.state import Read
 from avow.wire.messages import Entry, Kind
 
 __all__ = ["HISTORY", "QueueLane", "stage_deadline_ms"]

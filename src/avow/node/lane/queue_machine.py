@@ -15,10 +15,10 @@ from avow.node.answers import Refusal
 from avow.node.lane.entries import LaneHistory
 from avow.node.lane.requests import Write
 from avow.queue.commands import RetentionRules, TransactionCommand, decode, encode
-from avow.queue.entry_outcome import Outcome
-from avow.queue.ledger import Bounds, Writes
-from avow.queue.projection import EarlyRefusal, Known, Projection
-from avow.queue.retention import StoredFile, log_deletable_to, trim_proposal
+from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
+from avow.queue.ledger import Projection, Writes
+from avow.queue.records import Bounds, StoredFile
+from avow.queue.retention import log_deletable_to, trim_proposal
 from avow.queue.state import QueueState
 from avow.queue.transactions import OpenTransaction
 from avow.queue.write_ids import Coverage

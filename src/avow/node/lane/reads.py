@@ -9,15 +9,19 @@ A peer that does not coordinate asks the coordinator (ReadIndex). Every list is 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from avow.errors import Offline, TooMany, UnknownQueue
 from avow.limits import WAITING_REQUESTS_MAX
 from avow.node.answers import Done, Refusal
 from avow.node.lane.machine import Machine
-from avow.node.lane.replies import Replies
 from avow.node.lane.requests import Asker
-from avow.queue.projection import EarlyRefusal
+from avow.queue.entry_outcome import EarlyRefusal
 from avow.replication.two_phase.core import COORDINATOR, TwoPhaseCore
 from avow.wire.messages import ReadIndex, ReadIndexAnswer
+
+if TYPE_CHECKING:
+    from avow.node.lane.two_phase_lane import Replies
 
 
 class LaneReads:

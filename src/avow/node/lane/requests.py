@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from avow.wire.messages import Section
+
 Asker: TypeAlias = tuple[int, int]  # (0, request) of a local client, (peer, request) if a peer forwarded it
 Waiting: TypeAlias = tuple[Asker, bytes]  # and the write id it waits for, which may be one of several in an entry
 
@@ -23,6 +25,6 @@ class Write(Struct, frozen=True, gc=False):
     expected: int = -1
     created_ms: int = 0
     control: bytes = b""
-    batch: bytes = b""
+    batch: Section = b""
     mergeable: bool = False
     age_ms: int = 0

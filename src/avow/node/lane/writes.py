@@ -11,19 +11,22 @@ A request is answered once, through `replies`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from avow.errors import AvowError, Offline, Refused, UnknownQueue
 from avow.limits import WAITING_REQUESTS_MAX
-from avow.node.answers import LOST, Done, Refusal
+from avow.node.answers import LOST, Answer, Done, Refusal
 from avow.node.lane.machine import Machine
 from avow.node.lane.reads import LaneReads
-from avow.node.lane.replies import Replies
 from avow.node.lane.requests import Asker, Waiting, Write
 from avow.node.merging import UNMERGEABLE, Held, shape_of
-from avow.queue.entry_outcome import Outcome
-from avow.queue.projection import EarlyRefusal
+from avow.queue.entry_outcome import EarlyRefusal, Outcome
 from avow.replication.membership import Members
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.wire.messages import Kind
+
+if TYPE_CHECKING:
+    from avow.node.lane.two_phase_lane import Replies
 
 
 class LaneWrites:
@@ -148,18 +151,16 @@ class LaneWrites:
 
     # ------------------------------------------------------------------ outcomes
 
-    def applied(self, position: int, outcome: Outcome, *, merged: bool) -> None:
-        """An entry with waiting requests was applied. `merged`: each of its writes has its own outcome."""
+    def applied(self, position: int, outcome: Outcome, *, merged: bool) -> list[tuple[Asker, Answer]]:
+        """An entry with waiting requests was applied: their answers. `merged`: each of its writes has its own
+        outcome."""
         waiting = self.waiting.pop(position)
         self._count -= len(waiting)
-        for asker, write_id in waiting:
-            own = self._machine.outcome_of(write_id) if merged and write_id else outcome
-            if own is None:
-                self.replies.answer(asker, LOST)
-            elif own.code:
-                self.replies.answer(asker, Refusal(own.code, own.last_version))
-            else:
-                self.replies.answer(asker, Done(own.first_version, own.last_version))
+        if not merged:
+            answer = _answer_of(outcome)
+            return [(asker, answer) for asker, _ in waiting]
+        outcome_of = self._machine.outcome_of
+        return [(asker, _answer_of(outcome_of(write_id) if write_id else outcome)) for asker, write_id in waiting]
 
     def lose(self) -> None:
         """The coordinator changed: the entries in flight may or may not be committed."""
@@ -178,3 +179,12 @@ class LaneWrites:
     def take_waiting(self) -> list[Asker]:
         waiting, self.waiting, self._count = self.waiting, {}, 0
         return [asker for writers in waiting.values() for asker, _ in writers]
+
+
+def _answer_of(outcome: Outcome | None) -> Answer:
+    """None: the lane has forgotten the write."""
+    if outcome is None:
+        return LOST
+    if outcome.code:
+        return Refusal(outcome.code, outcome.last_version)
+    return Done(outcome.first_version, outcome.last_version)

@@ -21,11 +21,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from avow import limits
 from avow.errors import Malformed
+from avow.node.records import PubSubBounds, PubSubLaneSnapshot
 from avow.queue.snapshots import column_bytes, column_from, seal, unseal
 from avow.queue.visible_index import VisibleIndex
 from avow.replication.pubsub.state import size_of
@@ -38,30 +38,8 @@ _COUNT_BITS: Final = limits.BATCH_COUNT_MAX.bit_length()
 _COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
 
 
-class PubSubBounds(Struct, frozen=True, gc=False):
-    """For each lane. Large snapshots are written less often: at most `snapshot_bytes_per_entry`."""
-
-    memory_entries: int = limits.PUBSUB_MEMORY_ENTRIES_MAX
-    memory_bytes: int = limits.PUBSUB_MEMORY_BYTES_MAX
-    write_ids: int = limits.WRITE_ID_WINDOW_COUNT
-    snapshot_entries: int = limits.PUBSUB_SNAPSHOT_ENTRIES
-    snapshot_bytes: int = limits.PUBSUB_SNAPSHOT_BYTES
-    snapshot_bytes_per_entry: int = limits.PUBSUB_SNAPSHOT_BYTES_PER_ENTRY
-
-
-class _Body(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    position: int
-    end: int
-    trimmed_to: int
-    dropped: int
-    visible: tuple[bytes, bytes, bytes, bytes]  # rows, starts, positions, offsets
-    write_ids: list[bytes]
-    places: bytes
-    forgotten_to: int
-
-
 _encoder: Final = Encoder()
-_decoder: Final = Decoder(_Body)
+_decoder: Final = Decoder(PubSubLaneSnapshot)
 
 
 class WriteWindow:
@@ -232,7 +210,7 @@ class LaneIndex:
         rows, starts, positions, offsets = map(column_bytes, columns)
         ids, places = self.window.columns(visible.end)
         forgotten_to = min(self.window.forgotten_to, visible.end)
-        body = _Body(
+        body = PubSubLaneSnapshot(
             position=self.shown,
             end=visible.end,
             trimmed_to=visible.trimmed_to,
@@ -249,7 +227,7 @@ class LaneIndex:
     def start_state(self) -> tuple[int, bytes]:
         """(position, state) from which a copy starts that lacks the removed entries."""
         position, version = self.start()
-        body = _Body(position, version, version, 0, (b"", b"", b"", b""), [], b"", version)
+        body = PubSubLaneSnapshot(position, version, version, 0, (b"", b"", b"", b""), [], b"", version)
         return position, _sealed(body)
 
     @classmethod
@@ -271,7 +249,7 @@ class LaneIndex:
         return index
 
 
-def _sealed(body: _Body) -> bytes:
+def _sealed(body: PubSubLaneSnapshot) -> bytes:
     return seal(_encoder.encode(body), magic=MAGIC, version=LAYOUT_VERSION)
 
 

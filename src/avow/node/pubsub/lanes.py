@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from avow.node.backfill import HISTORY
 from avow.node.metadata_lane import LanesListed
-from avow.node.pubsub.lane_index import LaneIndex, PubSubBounds
+from avow.node.pubsub.lane_index import LaneIndex
+from avow.node.records import PubSubBounds
 from avow.replication.effects import LaneImage, Persist
 from avow.replication.pubsub.core import PubSubCore
 from avow.replication.pubsub.retention import emptied

@@ -35,7 +35,7 @@ from avow.node.metadata_lane import (
     MembersChanged,
 )
 from avow.node.pubsub.history_repair import HistoryRepair
-from avow.node.pubsub.lane_index import LaneIndex, PubSubBounds
+from avow.node.pubsub.lane_index import LaneIndex
 from avow.node.pubsub.lanes import QueueLanes
 from avow.node.pubsub.proposals import Proposal, Proposals
 from avow.node.pubsub.reads import Reads
@@ -43,11 +43,9 @@ from avow.node.pubsub.retention import QueueRetention
 from avow.node.pubsub.roles import QueueRoles
 from avow.node.pubsub.rules import QueueRules
 from avow.node.pubsub.writes import UNKNOWN, Writes
-from avow.queue.catalog import VectorCursor
+from avow.node.records import PubSubBounds
 from avow.queue.commands import LaneEndCommand, LaneOpenCommand, RetentionRules, encode
-from avow.queue.lane_table import Lane
-from avow.queue.retention import StoredFile
-from avow.queue.visible_index import VisibleRange
+from avow.queue.records import Lane, StoredFile, VectorCursor, VisibleRange
 from avow.replication.durable import Synced
 from avow.replication.effects import Effects, LaneImage, Persist
 from avow.replication.pubsub.core import PubSubCore

@@ -16,7 +16,7 @@ from avow.limits import WAITING_REQUESTS_MAX
 from avow.node.answers import Answer, Reached, Refusal
 from avow.node.pubsub.history_repair import HistoryRepair
 from avow.node.pubsub.lanes import QueueLanes
-from avow.queue.visible_index import VisibleRange
+from avow.queue.records import VisibleRange
 from avow.replication.pieces import within
 from avow.replication.pubsub.core import PubSubCore
 from avow.wire.messages import Entry

@@ -19,11 +19,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from avow.limits import PUBSUB_LANE_KEPT_S
 from avow.node.pubsub.history_repair import HistoryRepair
-from avow.node.pubsub.lane_index import LaneIndex, PubSubBounds
+from avow.node.pubsub.lane_index import LaneIndex
 from avow.node.pubsub.lanes import QueueLanes
-from avow.queue.catalog import VectorCursor
+from avow.node.records import PubSubBounds
 from avow.queue.commands import LaneTrimCommand, RetentionRules, TrimRule
-from avow.queue.retention import StoredFile, aged_to, surplus_to
+from avow.queue.records import StoredFile, VectorCursor
+from avow.queue.retention import aged_to, surplus_to
 from avow.replication.pubsub.core import PubSubCore
 
 

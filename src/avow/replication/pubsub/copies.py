@@ -87,12 +87,13 @@ class Copies:
 
     def _begin(self, lane: LaneState, start: Entry) -> None:
         lane.start_at(start.position)
-        snapshot = Snapshot(start.position, start.origin, lane.voters, (), start.batch)
+        state = bytes(start.batch)
+        snapshot = Snapshot(start.position, start.origin, lane.voters, (), state)
         self._journal.save(lane, SaveSnapshot(lane.number, snapshot, reset=True))
         if lane.voters:
-            self._notifications.begun(lane.number, start.position, start.batch)
+            self._notifications.begun(lane.number, start.position, state)
         else:  # fenced and refilled before the lane was opened here: the opening takes the snapshot
-            lane.keep_snapshot(start.batch)
+            lane.keep_snapshot(state)
 
     # ------------------------------------------------------------------ counting
 

@@ -56,6 +56,7 @@ from avow.wire.messages import (
     Message,
     Refill,
     Refilled,
+    Section,
     Stored,
 )
 
@@ -134,7 +135,7 @@ class PubSubCore:
         now: float,
         created_ms: int = 0,
         control: bytes = b"",
-        batch: bytes = b"",
+        batch: Section = b"",
     ) -> int:
         """Append to the own lane; returns the position. Raises Offline, LaneEnded or DiskFull, all definite."""
         lane = self.ownership.writable(now)

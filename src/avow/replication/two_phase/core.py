@@ -23,6 +23,7 @@ must be performed). Call `leadership` for what only a coordinator does: append, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from avow.ids import peer_of
@@ -34,10 +35,9 @@ from avow.replication.tuning import Tuning
 from avow.replication.two_phase.claim import LOST, WON, Claim
 from avow.replication.two_phase.follower import Follower
 from avow.replication.two_phase.leadership import Leadership
-from avow.replication.two_phase.log import Read
 from avow.replication.two_phase.roles import SHIPPED, TwoPhaseRoles
 from avow.replication.two_phase.rules import Rules
-from avow.replication.two_phase.state import LaneState, Mark
+from avow.replication.two_phase.state import LaneState, Mark, Read
 from avow.wire.messages import Claim as ClaimMessage
 from avow.wire.messages import (
     Confirm,
@@ -95,7 +95,8 @@ class TwoPhaseCore:
         self.claim: Claim = roles.claim(self.state)
         self.leadership: Leadership = roles.leadership(self.state)
         self.role = FOLLOWER
-        self._online_at = -1e9  # the last moment at which `online` was found true
+        self._quorum_heard = -1e9  # a quorum of these voters, this peer included, was heard at this time or later
+        self._quorum_of = self.log.members.voters
         self._beat_at = now
         self._claim_at = now + self._claim_delay()
         self._on = self._handlers()
@@ -138,11 +139,11 @@ class TwoPhaseCore:
         self._claim_at = now
 
     def persisted(self, proof: Synced) -> None:
-        """The oldest outstanding effects are synced."""
+        """The oldest outstanding effects are synced: the own copy counts from here on."""
         state = self.state
-        state.persisted(proof)
+        state.synced(self.effects.persisted(proof))
         if self.role == COORDINATOR:
-            self.leadership.move_cursor()
+            state.commit(self.leadership.quorum_cursor())
         elif self.role == CLAIMING:
             if self.claim.on_synced() == WON:
                 self._lead()
@@ -182,16 +183,17 @@ class TwoPhaseCore:
         return self.log.members
 
     def online(self, now: float) -> bool:
-        """Whether a quorum of voters, this peer included, was heard within the freshness time."""
-        if now == self._online_at:  # called for every write, many of them at the same time
-            return True
-        oldest, me, heard = now - self.tuning.heartbeat_fresh_s, self.me, self.heard
-        voters = self.log.members.voters
-        fresh = sum(peer == me or heard.get(peer, -1e9) >= oldest for peer in voters)
-        if fresh < self._rules.quorum(len(voters)):
-            return False
-        self._online_at = now
-        return True
+        """Whether a quorum of voters, this peer included, was heard within the freshness time.
+
+        Every write asks. What was heard stays heard, so the last answer is computed again only when it may have
+        become wrong."""
+        oldest, voters = now - self.tuning.heartbeat_fresh_s, self.log.members.voters
+        if self._quorum_heard < oldest or voters is not self._quorum_of:
+            me, heard = self.me, self.heard
+            times = sorted([inf if peer == me else heard.get(peer, -1e9) for peer in voters], reverse=True)
+            self._quorum_heard = times[self._rules.quorum(len(voters)) - 1] if times else -1e9
+            self._quorum_of = voters
+        return self._quorum_heard >= oldest
 
     def live_coordinator(self, now: float) -> int:
         """The coordinator that this peer has heard recently (or is); 0: none."""

@@ -29,7 +29,7 @@ from avow.limits import IN_FLIGHT_SIZE_BYTES_MAX
 from avow.replication.membership import Members, check_change, encode_members
 from avow.replication.pieces import entry_bytes
 from avow.replication.two_phase.state import LaneState
-from avow.wire.messages import Confirm, Confirmed, Enqueue, Entry, Install, Kind, Message, Ready, Reject
+from avow.wire.messages import Confirm, Confirmed, Enqueue, Entry, Install, Kind, Message, Ready, Reject, Section
 
 
 class ReadRounds:
@@ -142,7 +142,7 @@ class Leadership:
         self.progress = {}
         self._refresh_progress()
         self._append(Kind.NOOP, 0, b"", 0, b"", b"")  # an entry of its own ballot: membership changes wait for it
-        self.move_cursor()
+        state.commit(self.quorum_cursor())
 
     def end(self) -> None:
         """Stop coordinating: another ballot, no fresh heartbeats, or a full disk. Reads end without a cursor."""
@@ -164,7 +164,7 @@ class Leadership:
     # ------------------------------------------------------------------ appending
 
     def append(
-        self, kind: int, *, count: int, write_id: bytes, created_ms: int = 0, control: bytes = b"", batch: bytes = b""
+        self, kind: int, *, count: int, write_id: bytes, created_ms: int = 0, control: bytes = b"", batch: Section = b""
     ) -> int:
         """Append an entry; returns its position. It has no effect until it is committed."""
         assert self.ballot, "only the coordinator appends"
@@ -211,7 +211,7 @@ class Leadership:
             if self.progress[peer].match < state.committed:
                 raise MembershipBusy(f"peer {peer} has not caught up yet; nothing was changed. Retry")
 
-    def _append(self, kind: int, count: int, write_id: bytes, created_ms: int, control: bytes, batch: bytes) -> int:
+    def _append(self, kind: int, count: int, write_id: bytes, created_ms: int, control: bytes, batch: Section) -> int:
         state = self._state
         entry = Entry(state.log.end + 1, self.ballot, kind, count, write_id, created_ms, control, batch)
         state.append(entry)
@@ -296,7 +296,7 @@ class Leadership:
         if progress is None:
             return
         if progress.ready(message.matched_to, stamped=self._rules.counts(stamped=message.stamped)):
-            self.move_cursor()
+            self._state.commit(self.quorum_cursor())
         if progress.sent_to < self._state.log.end:
             self._feed(progress)
 
@@ -309,16 +309,14 @@ class Leadership:
         if progress.step_back(min(message.committed, self._state.log.end)):
             self._feed(progress)
 
-    def move_cursor(self) -> None:
-        """Move the cursor over what a quorum has synced. The own copy counts once this ballot's stamp is synced too."""
+    def quorum_cursor(self) -> int:
+        """The position up to which a quorum has synced. The own copy counts once this ballot's stamp is synced too."""
         state, progress, me = self._state, self.progress, self._state.me
         voters = state.log.members.voters
         own = state.persisted_end if state.persisted_stamp == self.ballot else 0
         stored = [own if peer == me else progress[peer].match for peer in voters]
         stored.sort()
-        cursor = stored[len(stored) - self._rules.quorum(len(stored))]
-        if cursor > state.committed:
-            state.commit(cursor)
+        return stored[len(stored) - self._rules.quorum(len(stored))]
 
     # ------------------------------------------------------------------ reads
 

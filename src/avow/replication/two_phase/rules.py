@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from avow.ids import REPAIRING
 from avow.replication.quorum import quorum
-from avow.replication.two_phase.log import LaneLog
+from avow.replication.two_phase.state import LaneLog
 
 
 class Rules:

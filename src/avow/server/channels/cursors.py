@@ -44,14 +44,15 @@ from avow.errors import Fenced, InvalidRequest
 from avow.node.answers import Answer, Done, Refusal, error_of_answer
 from avow.node.lane.two_phase_lane import Write
 from avow.queue.commands import CursorCommand, LaneCursorsCommand, encode
-from avow.queue.subscriptions import Subscription, kept, lanes_of, reader_of
+from avow.queue.records import Subscription
+from avow.queue.subscriptions import kept, lanes_of, reader_of
 from avow.server.channels.boundary import guarded
 from avow.server.channels.retried_requests import RetriedRequest, RetriedRequests
 from avow.wire.messages import Kind
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
-    from avow.queue.catalog import Queue, VectorCursor
+    from avow.queue.records import Queue, VectorCursor
     from avow.server.process import Peer
 
 

@@ -29,7 +29,8 @@ from avow.errors import UnknownQueue
 from avow.limits import MIB
 from avow.node.answers import LOST, Answer, Done, Stored, error_of_answer
 from avow.node.lane.two_phase_lane import Write
-from avow.node.merging import UNMERGEABLE, Held, Merged, shape_of
+from avow.node.merging import UNMERGEABLE, Held, shape_of
+from avow.node.records import Merged
 from avow.node_client import NodeWriter, step_of_answer
 from avow.server.channels.boundary import guarded
 from avow.server.http.write_body import WriteBody
@@ -38,7 +39,7 @@ from avow.writer.steps import Pauses, Request, Settings, Step, Verdict
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.process import Peer
 
 GROUP_SIZE_BYTES: Final = 4 * MIB

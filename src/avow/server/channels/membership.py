@@ -21,14 +21,14 @@ from avow.errors import Fenced
 from avow.limits import WRITE_ID_SIZE_BYTES
 from avow.node.answers import Answer, Done, error_of_answer
 from avow.queue.commands import SubscriptionAction, SubscriptionCommand, encode
-from avow.queue.subscriptions import Subscription
+from avow.queue.records import Subscription
 from avow.server.channels.lane_writer import check_there
 from avow.server.channels.retried_requests import RetriedRequests
 from avow.wire.messages import Kind
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.process import Peer
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from avow.errors import ChannelFailed
     from avow.node.pubsub.lane_index import LaneIndex
     from avow.node.pubsub.queue import PubSubQueue
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.channels.metrics import ChannelCounters
     from avow.server.process import Peer
     from avow.wire.messages import Entry

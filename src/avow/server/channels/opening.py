@@ -28,7 +28,7 @@ from avow.server.http.handlers_queues import check_name, check_not_internal
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.access import Right, Token
     from avow.server.channels.metrics import ChannelCounters
     from avow.server.http.api import Api

@@ -26,7 +26,7 @@ from avow.server.http.write_body import WriteBody, check_message, take_batch, ta
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.errors import ChannelFailed
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.channels.metrics import ChannelCounters
     from avow.server.process import Peer
 
@@ -129,7 +129,7 @@ class RecordsProducer:
 def _without_packet(taken: WriteBody) -> WriteBody:
     """Copies a section out of its packet if it would keep a much larger packet in memory."""
     section = taken.section
-    if isinstance(section, memoryview) and 2 * len(section) < len(section.obj):
+    if isinstance(section, memoryview) and 2 * len(section) < memoryview(section.obj).nbytes:
         return msgspec.structs.replace(taken, section=bytes(section))
     return taken
 

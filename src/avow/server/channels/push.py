@@ -29,7 +29,7 @@ from avow.wire.ranges import range_parts
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
-    from avow.node.range_reads import Served
+    from avow.node.records import Served
     from avow.server.channels.metrics import ChannelCounters
     from avow.server.process import Peer
     from avow.wire.record import Buffer

@@ -17,7 +17,7 @@ from avow.server.channels.subscriber import refuse_messages
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.errors import ChannelFailed
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.channels.metrics import ChannelCounters
     from avow.server.process import Peer
 

@@ -28,7 +28,7 @@ from avow.server.http.schemas import LaneNumber, Version
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.errors import ChannelFailed
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
     from avow.server.channels.metrics import ChannelCounters
     from avow.server.process import Peer
 

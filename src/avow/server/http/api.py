@@ -20,7 +20,7 @@ from msgspec import Struct
 from avow.errors import Forbidden, InvalidRequest, NotCoordinator, Trimmed, UnknownQueue
 from avow.limits import INTERNAL_QUEUE_PREFIX, PIPELINES_QUEUE
 from avow.node.answers import LOST, Answer, Done, Stored
-from avow.queue.catalog import Queue
+from avow.queue.records import Queue
 from avow.server.access import Token, Tokens, token_in
 from avow.server.http import static_files
 from avow.server.http.dispatch import Call, Dispatcher, media_type, negotiate, not_acceptable, unsupported

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from avow.errors import Busy, InvalidRequest, TooLarge
+from avow.errors import AvowError, Busy, InvalidRequest, TooLarge
 from avow.limits import KIB, MIB
 from avow.server.http.error_reply import Reply, reply_of
 from avow.server.http.request import CONTINUE, HttpRequest, Piece
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
     def _abandon(self) -> None:
         while self._dispatched:
             request = self._dispatched.popleft()
-            self.listener.closed(request)
+            self._uncount(request)
             request.abandon()
 
     def data_received(self, data: bytes) -> None:
@@ -274,8 +274,23 @@ class Connection(asyncio.Protocol):
         return room and len(self._dispatched) < PIPELINED_MAX
 
     def _dispatch(self, request: HttpRequest) -> None:
+        listener = self.listener
+        listener.requests += 1
+        listener.in_flight += 1
+        request.in_flight = True
         self._dispatched.append(request)
-        self.listener.opened(request)
+        try:
+            listener.handle(request)
+        except AvowError as error:
+            request.fail(error)
+        except Exception:
+            listener.crashed(request)
+
+    def _uncount(self, request: HttpRequest) -> None:
+        """The request is answered, or nobody waits for an answer. Those of the connection itself were not counted."""
+        if request.in_flight:
+            request.in_flight = False
+            self.listener.in_flight -= 1
 
     def _proceed(self) -> None:
         """Answers were sent: dispatch the requests that had to wait, then resume reading."""
@@ -351,7 +366,7 @@ class Connection(asyncio.Protocol):
     def answered(self, request: HttpRequest, size: int) -> None:
         """`size` bytes of an answer are ready: all of it, or a piece of a stream. Everything that is ready in one turn
         of the loop is sent together."""
-        self.listener.closed(request)
+        self._uncount(request)
         if self._transport is None:
             return
         self._waiting_size += size
@@ -442,6 +457,9 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ called by the listener
 
     def sweep(self, now: float) -> None:
+        for request in [request for request in self._dispatched if request.in_flight and 0 < request.deadline < now]:
+            if request.watcher is not None:
+                request.watcher.expired()
         patience, waited = self.listener.patience, now - self._since
         if self._stream is not None and not self._ending:
             if self._stream.stalled_s(now, self._out_size + self._unsent()) > patience.stalled_s:

@@ -17,8 +17,8 @@ from avow.errors import Forbidden, InvalidRequest
 from avow.limits import INTERNAL_QUEUE_PREFIX, PIPELINES_QUEUE
 from avow.node.answers import Done
 from avow.node.lane.two_phase_lane import Write
-from avow.queue.catalog import Queue
 from avow.queue.commands import LaneTrimCommand, QueueCommand, RetentionRules, TrimCommand, encode
+from avow.queue.records import Queue
 from avow.server.http import schemas
 from avow.server.http.api import Api
 from avow.server.http.error_reply import reply_of_answer

@@ -18,8 +18,8 @@ from typing import Final
 
 from avow.errors import InvalidRequest, Trimmed, UnknownMessage
 from avow.node.answers import Answer, Done, Refusal
-from avow.node.range_reads import Served
-from avow.queue.visible_index import VisibleRange
+from avow.node.records import Served
+from avow.queue.records import VisibleRange
 from avow.replication.durable import Place
 from avow.server.http import schemas
 from avow.server.http.api import Api, Target

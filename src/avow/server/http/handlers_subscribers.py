@@ -15,8 +15,8 @@ from functools import partial
 from avow.errors import UnknownSubscriber
 from avow.node.answers import Answer, Done
 from avow.node.lane.two_phase_lane import Write
-from avow.queue.catalog import Queue, VectorCursor
 from avow.queue.commands import Command, CursorCommand, LaneCursorsCommand, encode
+from avow.queue.records import Queue, VectorCursor
 from avow.queue.subscriptions import lanes_of
 from avow.server.http import schemas
 from avow.server.http.api import Api, Target

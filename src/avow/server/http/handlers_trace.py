@@ -7,8 +7,9 @@ cursors of subscribers are those this peer has applied, and may lag.
 from __future__ import annotations
 
 from avow.errors import NotCoordinator, UnknownMessage
-from avow.node.message_trace import MessageTrace, trace_of
-from avow.queue.catalog import Queue
+from avow.node.message_trace import trace_of
+from avow.node.records import MessageTrace
+from avow.queue.records import Queue
 from avow.server.http import schemas
 from avow.server.http.api import Api, Target
 from avow.server.http.handlers_subscribers import subscribers_of

@@ -16,8 +16,8 @@ from avow.errors import InvalidRequest, TooLarge, UnknownTransaction
 from avow.limits import TRANSACTION_NAME_BYTES_MAX
 from avow.node.answers import Answer, Done, Refusal
 from avow.node.lane.two_phase_lane import Write
-from avow.queue.catalog import Queue
 from avow.queue.commands import StageCommand, TransactionCommand, encode
+from avow.queue.records import Queue
 from avow.server.http import schemas
 from avow.server.http.api import Api, Target
 from avow.server.http.error_reply import reply_of_answer

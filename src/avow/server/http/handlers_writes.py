@@ -21,7 +21,7 @@ from crc32c import crc32c
 from avow.errors import InvalidRequest, NotCoordinator, UnknownMessage
 from avow.node.answers import Answer, Done, Refusal
 from avow.node.lane.two_phase_lane import Write
-from avow.queue.catalog import Queue
+from avow.queue.records import Queue
 from avow.server.http import schemas
 from avow.server.http.api import Api, Target
 from avow.server.http.error_reply import reply_of, reply_of_answer

@@ -56,7 +56,7 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         patience: Patience | None = None,
     ) -> None:
-        self._handle = handle
+        self.handle = handle  # called by connections, which answer its errors
         self._connections_max = connections_max
         self._in_flight_max = in_flight_max
         self.request_bytes_max = request_bytes_max
@@ -66,9 +66,9 @@ class Listener:
         self.now: Callable[[], float]  # this and the next are the loop's, set by `start`
         self.soon: Callable[[Callable[[], None]], object]
         self.stopping = False
-        self.requests = self.malformed = self.turned_away = self.failed = 0
+        self.requests = self.in_flight = self.malformed = 0  # counted by connections
+        self.turned_away = self.failed = 0
         self._connections: dict[Connection | Upgraded, None] = {}
-        self._open: dict[HttpRequest, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._acceptor: Acceptor | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -99,7 +99,7 @@ class Listener:
         for connection in list(self._connections):
             connection.finish()
         deadline = self.now() + STOP_S
-        while (self._open or self._connections) and self.now() < deadline:
+        while (self.in_flight or self._connections) and self.now() < deadline:
             await asyncio.sleep(0.01)
         for task in list(self._tasks):
             task.cancel()
@@ -136,24 +136,17 @@ class Listener:
         del self._connections[connection]
         self._connections[upgraded] = None
 
-    def opened(self, request: HttpRequest) -> None:
-        self.requests += 1
-        self._open[request] = None
-        try:
-            self._handle(request)
-        except AvowError as error:
-            request.fail(error)
-        except Exception:
-            self._crashed(request)
-
-    def closed(self, request: HttpRequest) -> None:
-        self._open.pop(request, None)
+    def crashed(self, request: HttpRequest) -> None:
+        """Its handler raised something else than AvowError."""
+        self.failed += 1
+        _LOG.exception("internal error in a request: %s %.200r", request.method.decode("latin-1"), request.target)
+        request.fail(AvowError("internal error of this peer; the request may or may not have taken effect"))
 
     # ------------------------------------------------------------------ called by handlers
 
     def check_room(self) -> None:
         """Raises Busy when too many requests are in flight."""
-        if len(self._open) > self._in_flight_max:
+        if self.in_flight > self._in_flight_max:
             raise Busy("this peer has reached `in_flight_max`; nothing was done. Try again")
 
     def run(self, request: HttpRequest, work: Coroutine[Any, Any, None], *, timeout_s: float) -> None:
@@ -177,12 +170,7 @@ class Listener:
         except TimeoutError:
             request.fail(_too_late(request.method, timeout_s))
         except Exception:
-            self._crashed(request)
-
-    def _crashed(self, request: HttpRequest) -> None:
-        self.failed += 1
-        _LOG.exception("internal error in a request: %s %.200r", request.method.decode("latin-1"), request.target)
-        request.fail(AvowError("internal error of this peer; the request may or may not have taken effect"))
+            self.crashed(request)
 
     # ------------------------------------------------------------------ time
 
@@ -194,16 +182,13 @@ class Listener:
     def sweep(self) -> None:
         """End the requests and connections whose time limits have passed."""
         now = self.now()
-        for request in [e for e in self._open if e.deadline and e.deadline < now]:
-            if request.watcher is not None:
-                request.watcher.expired()
         for connection in list(self._connections):
             connection.sweep(now)
 
     def statistics(self) -> dict[str, int]:
         return {
             "connections": len(self._connections),
-            "requests_in_flight": len(self._open),
+            "requests_in_flight": self.in_flight,
             "requests": self.requests,
             "requests_malformed": self.malformed,
             "requests_failed": self.failed,

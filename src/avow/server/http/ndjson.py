@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec.json import Encoder
 
-from avow.node.range_reads import Served
+from avow.node.records import Served
 from avow.server.http.schemas import Message
 from avow.wire.batch import Batch, pack_entry
 

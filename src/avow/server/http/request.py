@@ -46,6 +46,7 @@ class HttpRequest:
         "deadline",
         "extra",
         "headers",
+        "in_flight",
         "method",
         "old",
         "out",
@@ -64,6 +65,7 @@ class HttpRequest:
         self.url = url
         self.headers = headers
         self.body = body
+        self.in_flight = False  # its handler was called, and has not answered yet
         self.close = False  # the connection is closed after this answer
         self.old = False  # HTTP/1.0: needs `connection: keep-alive`, and has no chunks
         self.out: Sequence[Piece] | None = None  # the answer; of a stream, the pieces that were not sent

@@ -23,7 +23,7 @@ from avow.errors import InvalidRequest
 from avow.queue.key_to_lane import lane_for
 from avow.server.http.schemas import NewMessage
 from avow.wire.batch import Batch, check, encode_batch
-from avow.wire.messages import Kind
+from avow.wire.messages import Kind, Section
 from avow.wire.record import FORMAT_VERSION, HAS_WRITE_ID, HEADER_SIZE_BYTES, MAGIC, Buffer, unpack_entry
 
 _WHOLE: Final = Layout("<4sIBBHIIIIIQQQQ16sHBBIIIIIII")  # record header, then preamble of the batch
@@ -37,7 +37,7 @@ class WriteBody(Struct, frozen=True, gc=False):
     write_id: bytes
     count: int
     created_ms: int
-    section: bytes
+    section: Section
     mergeable: bool
 
 

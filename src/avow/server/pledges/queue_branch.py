@@ -22,8 +22,8 @@ from avow.limits import INTERNAL_QUEUE_PREFIX, MERGEABLE_SIZE_BYTES_MAX, MIB
 from avow.node.answers import Answer, Done, Lost, error_of_answer
 from avow.node.lane.two_phase_lane import Write
 from avow.node_client import Host, ask, decided, step_of_answer
-from avow.queue.catalog import Queue
 from avow.queue.key_to_lane import lane_for
+from avow.queue.records import Queue
 from avow.wire.batch import encode_batch
 from avow.wire.merge import merged_writes
 from avow.wire.messages import Entry, Kind

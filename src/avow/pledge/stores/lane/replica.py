@@ -32,7 +32,7 @@ from avow.wire.record import plain_view
 
 if TYPE_CHECKING:
     from avow.node.lane.queue_lane import QueueLane
-    from avow.node.range_reads import Served
+    from avow.node.records import Served
     from avow.queue.entry_outcome import Outcome as LaneOutcome
     from avow.wire.messages import Entry
 

@@ -38,7 +38,7 @@ from avow.wire.messages import Kind
 from avow.writer.steps import Step
 
 if TYPE_CHECKING:
-    from avow.queue.catalog import Queue
+    from avow.queue.records import Queue
 
 log: Final = logging.getLogger("avow.pledge")
 
