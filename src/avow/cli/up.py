@@ -34,7 +34,7 @@ from avow.cli.output import console, number, numbers, plain, plural, print_json,
 from avow.cli.status import ClusterView, PeerView, gather, leader, peer_state
 from avow.errors import AvowError, InvalidRequest
 from avow.limits import PEERS_MAX
-from avow.server.libraries import check_installed
+from avow.server import check_installed
 from avow.testing.cluster import LocalCluster
 from avow.testing.cluster_ports import is_free
 

@@ -27,7 +27,7 @@ from uuid import UUID, uuid4, uuid5
 import msgspec
 
 from avow.errors import FolderUnusable, NotInstalled
-from avow.server.libraries import installed
+from avow.server import installed
 
 if not installed():
     raise NotInstalled("a peer", extra="server")

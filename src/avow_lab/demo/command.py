@@ -81,7 +81,7 @@ def _must_be_installed() -> None:
     except (ImportError, NotInstalled) as missing:
         raise NotInstalled("avow demo", extra="spark") from missing
     del deltalake, pyspark, story
-    from avow.server.libraries import check_installed
+    from avow.server import check_installed
     from avow.spark.java import find_java
 
     find_java()

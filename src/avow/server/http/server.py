@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from avow.server.access import load_tokens
 from avow.server.channels import handlers as channel_handlers
 from avow.server.channels.channels import Channels
-from avow.server.channels.origins import Origins
 from avow.server.channels.webchannel_http import WebChannels
 from avow.server.dtm.grpc import DtmGrpc
 from avow.server.dtm.http import DtmHttp
@@ -32,7 +31,7 @@ from avow.server.http import (
     handlers_writes,
 )
 from avow.server.http.api import Api, Handler
-from avow.server.http.cors import Cors, read_origins
+from avow.server.http.cors import Cors, Origins, read_origins
 from avow.server.http.listener import Listener, Patience
 from avow.server.metrics import Metrics
 from avow.server.pledges import handlers as pledge_handlers
