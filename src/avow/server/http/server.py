@@ -26,7 +26,6 @@ from avow.server.http import (
     handlers_queues,
     handlers_reads,
     handlers_subscribers,
-    handlers_trace,
     handlers_transactions,
     handlers_writes,
 )
@@ -64,7 +63,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "discard": handlers_transactions.discard,
     "read": handlers_reads.read,
     "read_one": handlers_reads.read_one,
-    "show_life": handlers_trace.show_life,
+    "show_life": handlers_reads.show_life,
     "list_subscribers": handlers_subscribers.list_subscribers,
     "show_subscriber": handlers_subscribers.show_subscriber,
     "move_cursor": handlers_subscribers.move_cursor,
