@@ -6,7 +6,7 @@ A reader of a pub-sub queue also follows lanes that are opened later, and drops 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.json import Encoder
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
 
-_encode = Encoder().encode
+_encode: Final = Encoder().encode
 
 
 class Reader:

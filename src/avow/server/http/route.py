@@ -6,7 +6,7 @@ parsing of parameters and the OpenAPI document use it, and none of them depends 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ NDJSON: Final = "application/x-ndjson"
 BATCH: Final = "application/vnd.avow.batch"
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-Errors = tuple[type[AvowError], ...]
+Errors: TypeAlias = tuple[type[AvowError], ...]
 
 
 class Route(Struct, frozen=True):
