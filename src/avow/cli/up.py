@@ -92,9 +92,6 @@ class Watch:
             return None
         return max(0.0, state.died_at + RESTART_AFTER_S - now)
 
-    def is_abandoned(self, number: int) -> bool:
-        return self.states[number].abandoned
-
     def _check(self, number: int, state: _RunState, now: float, *, gone: bool) -> Event | None:
         process = self.processes[number]
         if process.alive or state.abandoned:
