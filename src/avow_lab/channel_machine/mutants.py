@@ -415,7 +415,6 @@ class AutomaticCommitForgotten(Outgoing):
 
 # ---------------------------------------------------------------------- the list, and the hunt
 
-
 SEEDS_MAX: Final = 2_000
 STRATEGY: Final = "channel"
 

@@ -51,7 +51,6 @@ from avow_lab.campaigns.harness.spark_driver import SparkDriver, last_batch
 
 # ---------------------------------------------------------------------- customers
 
-
 CUSTOMERS: Final = 6
 THINK_S: Final = 0.05
 RETRY_S: Final = 0.5
@@ -137,7 +136,6 @@ def customer_of(order: str) -> str:
 
 
 # ---------------------------------------------------------------------- the chain
-
 
 DRIVER: Final = "avow_lab.demo.driver"
 MASTER: Final = "local[2]"
@@ -320,7 +318,6 @@ def usual_ports(peers: int, ports: Ports) -> tuple[list[int], list[int]]:
 
 
 # ---------------------------------------------------------------------- samples
-
 
 SAMPLE_S: Final = 0.4
 KEPT: Final = 200

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from avow.server.channels.opening import Opening, Role
     from avow.server.process import Peer
 
+ROLES: Final = ("producer", "subscriber", "reader", "observer")
+OFFLINE_S: Final = 2.0
+CLOSE_S: Final = 1.0
+LINGER_S: Final = 5.0  # for a client to come back after its lanes were reassigned
+_PAUSE_S: Final = 0.01
+
 
 class ChannelCounters:
     __slots__ = ("opened", "pushed", "received")
@@ -43,13 +49,6 @@ class ChannelCounters:
         self.opened = 0  # channels opened; resumed ones are not counted again
         self.received = 0  # channel messages from clients
         self.pushed = 0  # channel messages to clients
-
-
-ROLES: Final = ("producer", "subscriber", "reader", "observer")
-OFFLINE_S: Final = 2.0
-CLOSE_S: Final = 1.0
-LINGER_S: Final = 5.0  # for a client to come back after its lanes were reassigned
-_PAUSE_S: Final = 0.01
 
 
 class Channels:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from avow.server.process import Peer
 
 
+PATIENCE_S: Final = 5.0
+_SETTINGS: Final = Settings(window=1 << 16, pauses=Pauses(first_s=0.05, max_s=0.5), waits_for_answer=True)
 log: Final = logging.getLogger("avow.channels")
 
 
@@ -37,10 +39,6 @@ def guarded(channel: Channel, work: Callable[..., None], *arguments: Any) -> Non
     except Exception:
         log.exception("internal error in a channel, which is closed now: %s", work)
         channel.fail(AvowError("internal error of this peer; what was not acknowledged may have taken effect"))
-
-
-PATIENCE_S: Final = 5.0
-_SETTINGS: Final = Settings(window=1 << 16, pauses=Pauses(first_s=0.05, max_s=0.5), waits_for_answer=True)
 
 
 class RetriedRequest(Request):

@@ -104,7 +104,6 @@ def read_origins(text: str) -> list[str]:
 
 # ---------------------------------------------------------------------- requests of channels
 
-
 _OWN_SITE: Final = (b"same-origin", b"none")  # none: the user typed it
 _PREFLIGHT_S: Final = 600
 

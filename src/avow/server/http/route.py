@@ -1,7 +1,7 @@
 """A route: one call of the API, with its path, rights, parameters, body and answer.
 
-The routes are listed in routes.py and routes_pledges.py. Everything about a call is in its route: dispatch, rights,
-parsing of parameters and the OpenAPI document use it, and none of them depends on a particular call.
+The routes are listed in routes.py. Everything about a call is in its route: dispatch, rights, parsing of parameters and
+the OpenAPI document use it, and none of them depends on a particular call.
 """
 
 from __future__ import annotations

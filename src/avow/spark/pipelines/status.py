@@ -119,7 +119,6 @@ def is_locked(checkpoint: str) -> bool:
 
 # ---------------------------------------------------------------------- Prometheus metrics
 
-
 COUNTERS: Final = {
     "avow_pipeline_rows": "Rows that the source returned in this run.",
     "avow_pipeline_batches": "Batches completed in this run.",

@@ -47,7 +47,6 @@ from avow_lab.campaigns.harness.spark_driver import SparkDriver, last_batch
 
 # ---------------------------------------------------------------------- faults
 
-
 Victim: TypeAlias = Literal["service", "peer", "driver", "worker"]
 VICTIMS: Final[tuple[Victim, ...]] = Victim.__args__  # type: ignore[attr-defined]
 _OF_EIGHT: Final[tuple[Victim, ...]] = ("service",) * 3 + ("peer",) * 2 + ("worker",) * 2 + ("driver",)
@@ -75,7 +74,6 @@ def draw_faults(count: int, *, seed: int) -> list[Fault]:
 
 
 # ---------------------------------------------------------------------- the testbed
-
 
 DatabaseKind: TypeAlias = Literal["sqlite", "postgres"]
 DATABASES: Final[tuple[DatabaseKind, ...]] = DatabaseKind.__args__  # type: ignore[attr-defined]

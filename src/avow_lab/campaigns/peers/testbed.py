@@ -37,7 +37,6 @@ from avow_lab.campaigns.peers.network import Network, ProxyNetwork
 
 # ---------------------------------------------------------------------- requests to one given peer
 
-
 READ_TIMEOUT_S: Final = 10.0  # a damaged lane may be under repair
 _READ_BYTES_MAX: Final = 1 << 20
 
@@ -119,7 +118,6 @@ def _take(final: FinalLane, found: Range) -> None:
 
 
 # ---------------------------------------------------------------------- the testbed
-
 
 DISK_BYTES: Final = (WAL_SEGMENTS_MIN + 1) * WAL_SEGMENT_SIZE_BYTES + 192 * MIB
 RECOVERY_S: Final = 45.0

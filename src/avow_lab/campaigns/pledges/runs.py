@@ -26,7 +26,6 @@ from msgspec import Struct
 
 # ---------------------------------------------------------------------- crash points
 
-
 Point: TypeAlias = Literal[
     "before-prepare",
     "after-prepare",
@@ -90,7 +89,6 @@ class Crashes:
 
 
 # ---------------------------------------------------------------------- runs
-
 
 StoreKind: TypeAlias = Literal["lane", "sqlite", "postgres", "mariadb", "redis"]
 DatabaseKind: TypeAlias = Literal["sqlite", "postgres", "mariadb", "redis"]

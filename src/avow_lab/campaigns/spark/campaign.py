@@ -42,7 +42,6 @@ from avow_lab.campaigns.spark.testbed import EVENTS, Testbed
 
 # ---------------------------------------------------------------------- the class archive
 
-
 BATCHES: Final = 2
 ARCHIVED_S: Final = 600.0
 ARCHIVE: Final = "classes.jsa"
@@ -81,7 +80,6 @@ def _wait_ended(program: SparkDriver) -> None:
 
 
 # ---------------------------------------------------------------------- the campaign
-
 
 RUNS: Final = 50
 TESTBEDS: Final = 2
