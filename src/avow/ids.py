@@ -14,8 +14,6 @@ Peer = int
 _PEER_BITS: Final = 16
 _PEER_MASK: Final = (1 << _PEER_BITS) - 1
 
-NO_BALLOT: Final = Ballot(0)
-
 
 def ballot_of(round_: int, peer: Peer) -> Ballot:
     return Ballot(round_ << _PEER_BITS | peer)

@@ -22,8 +22,8 @@ from avow.barrier.web import answer as checkback_answer
 from avow.errors import AvowError
 from avow.pledge import state
 from avow.pledge.branches.schemes import Branches
-from avow.pledge.coordinator import Coordinator, Submission
-from avow.pledge.record import Pledge
+from avow.pledge.coordinator import Coordinator
+from avow.pledge.record import Pledge, Submission
 from avow.pledge.settings import PledgeSettings
 from avow.pledge.stores.memory import MemoryStore
 from avow.server.pledges.handlers import content_of

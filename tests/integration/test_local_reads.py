@@ -15,8 +15,7 @@ import pytest
 
 import avow
 from avow.client.blocking import BlockingClient
-from avow.client.local_files import LocalFiles, NotLocal
-from avow.client.reader import ReadBatch
+from avow.client.reader import LocalFiles, NotLocal, ReadBatch
 from avow.errors import UnknownQueue
 from avow.limits import LANE_SEGMENT_SIZE_BYTES
 from avow.spark.source.data_source import arrow_schema, kafka_schema
@@ -138,7 +137,7 @@ def test_a_reader_who_may_not_read_the_files_gets_the_batches(
             raise PermissionError(13, "not yours", path)
         return real(path, *arguments)
 
-    monkeypatch.setattr("avow.client.local_files.os.open", refused)
+    monkeypatch.setattr("avow.client.reader.os.open", refused)
     found = pages(beside, orders, local=True)
     assert len(told(found)) == MESSAGES
     assert memories(found) == {bytearray}

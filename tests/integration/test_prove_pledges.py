@@ -15,8 +15,7 @@ from avow_lab.campaigns.harness.fork_server import ForkServer
 from avow_lab.campaigns.harness.forked_peers import PEER
 from avow_lab.campaigns.pledges import testbed as pledge_testbed
 from avow_lab.campaigns.pledges.campaign import Options, PledgeCampaign
-from avow_lab.campaigns.pledges.crash_points import Point
-from avow_lab.campaigns.pledges.runs import DATABASES, STORES, DatabaseKind, Run, StoreKind
+from avow_lab.campaigns.pledges.runs import DATABASES, STORES, DatabaseKind, Point, Run, StoreKind
 
 MISTAKEN = str(Path(__file__).with_name("mistaken_services.py"))
 

@@ -18,8 +18,8 @@ from avow.channel.transports.socket import Socket
 from avow.channel.transports.webchannel import Timing
 from avow.errors import AvowError, Forbidden, UnknownQueue
 from avow.limits import KIB, MIB
-from avow.server.channels.origins import Origins
 from avow.server.channels.webchannel_http import WebChannels
+from avow.server.http.cors import Origins
 from avow.server.http.listener import Listener
 from avow.server.http.request import HttpRequest
 

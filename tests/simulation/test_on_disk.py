@@ -18,8 +18,7 @@ from avow.replication.durable import StoreImage, Synced
 from avow.replication.effects import LaneImage, Persist
 from avow.storage.file_store import FileStore
 from avow.storage.memory import MemoryStore
-from avow.storage.recovery import Sizes
-from avow.storage.store import Then
+from avow.storage.store import Sizes, Then
 from avow_lab.simulator.plan import draw_plan
 from avow_lab.simulator.power_cut import Event, RecordedFiles
 from avow_lab.simulator.simulation import Simulation

@@ -15,7 +15,7 @@ from avow.spark.pipelines.audit_report import Report
 from avow.spark.pipelines.audit_spec import AuditSpec
 from avow.spark.tables import open_table
 from avow_lab.campaigns.chain.campaign import ChainCampaign, Options
-from avow_lab.campaigns.chain.faults import VICTIMS
+from avow_lab.campaigns.chain.chain import VICTIMS
 from avow_lab.campaigns.chain.planted_errors import PLANTS, Planted, names_exactly, plant
 
 FAULTS = 6

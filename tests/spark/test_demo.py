@@ -22,7 +22,7 @@ import pytest
 from avow.client.blocking import connect_blocking
 from avow.spark.tables import open_table
 from avow.testing.cluster_wait import wait_until
-from avow_lab.demo.customers import CUSTOMERS
+from avow_lab.demo.chain import CUSTOMERS
 
 ORDERS = 200
 RUN_S = 400.0

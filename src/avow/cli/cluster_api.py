@@ -1,24 +1,32 @@
-"""HTTP requests to a cluster, for the commands that manage it: one request to any peer, an answer or an error.
+"""How commands reach a cluster: HTTP requests for those that manage it, a client for those that handle messages.
 
-Every peer can answer, so the addresses are tried in turn. After a failure the next peer is tried only if that is safe:
-if no connection could be made, nothing was sent, and a GET changes nothing. A request that was sent and not answered
-may have been executed; this is reported as `Unknown` and not repeated. Messages are written and followed through
-`avow.connect_blocking` instead, which retries with write ids.
+Every peer can answer a request, so the addresses are tried in turn. After a failure the next peer is tried only if that
+is safe: if no connection could be made, nothing was sent, and a GET changes nothing. A request that was sent and not
+answered may have been executed; this is reported as `Unknown` and not repeated.
+
+A client retries with write ids until its timeout. That is right for a service, but not for a person who forgot to start
+a cluster, so one request is made before the client connects.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from avow.cli.options import DEFAULT_API
 from avow.errors import InvalidRequest, Offline, Unknown
 from avow.transport.blocking import BlockingConnection, connection_to
 from avow.wire.error_body import errors_from
 from avow.wire.http import Answer, Lost
+
+if TYPE_CHECKING:
+    from avow.client.blocking import BlockingClient
+
 
 CONNECT_S: Final = 3.0
 
@@ -119,3 +127,22 @@ def _trust(ca: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca or None)
     except (OSError, ssl.SSLError) as error:
         raise InvalidRequest(f"--ca {ca} cannot be used: {error}; nothing was done") from error
+
+
+# ---------------------------------------------------------------------- clients
+
+
+def reachable(addresses: str, *, token: str, ca: str, timeout_s: float) -> str:
+    """The addresses to pass to a client. Raises Offline at once if no peer listens at any of them."""
+    cluster = Api(addresses, token=token, ca=ca, timeout_s=timeout_s)
+    cluster.get("/healthz")
+    return cluster.address if addresses == DEFAULT_API else ",".join(cluster.addresses)
+
+
+@contextmanager
+def connected(addresses: str, *, token: str, ca: str, timeout_s: float) -> Iterator[BlockingClient]:
+    import avow  # only these commands need the client
+
+    known = reachable(addresses, token=token, ca=ca, timeout_s=timeout_s)
+    with avow.connect_blocking(known, token=token or None, ca=ca or None, timeout_s=timeout_s) as client:
+        yield client

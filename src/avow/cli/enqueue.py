@@ -25,7 +25,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from avow.cli.connecting_client import connected
+from avow.cli.cluster_api import connected
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
 from avow.cli.output import plural, print_json
 from avow.errors import AvowError, ChannelFailed, InvalidRequest

@@ -6,12 +6,16 @@ import base64
 import enum
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Protocol
 
 import msgspec
+import typer
 
 if TYPE_CHECKING:
     from avow.client.reader import Message
+
+
+ValuesOption = Annotated[bool, typer.Option("--values-only", help="Print only the values, one per line.")]
 
 
 class Batch(Protocol):

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from avow.cli.connecting_client import connected
+from avow.cli.cluster_api import connected
 from avow.cli.options import CaOption, JsonOption, TimeoutOption, TokenOption
 from avow.cli.output import OK, REFUSED, USAGE, console, duration_text, number, plain, plural, print_json, table
 from avow.errors import AvowError, InvalidRequest

@@ -12,17 +12,14 @@ from typing import Annotated
 
 import typer
 
-from avow.cli.connecting_client import connected
-from avow.cli.message_output import Printer, form_of
+from avow.cli.cluster_api import connected
+from avow.cli.message_output import Printer, ValuesOption, form_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
 
 
 class Level(enum.StrEnum):
     local = "local"
     linearizable = "linearizable"
-
-
-ValuesOption = Annotated[bool, typer.Option("--values-only", help="Print only the values, one per line.")]
 
 
 def read(

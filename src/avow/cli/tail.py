@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from avow.cli.connecting_client import reachable
-from avow.cli.message_output import Printer, form_of
+from avow.cli.cluster_api import reachable
+from avow.cli.message_output import Printer, ValuesOption, form_of
 from avow.cli.options import DEFAULT_API, ApiOption, CaOption, JsonOption, QueueArgument, TimeoutOption, TokenOption
-from avow.cli.read import ValuesOption
 from avow.errors import UnknownSubscriber
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from avow.cli.output import console, number, numbers, plain, plural, print_json,
 from avow.cli.status import ClusterView, PeerView, gather, leader, peer_state
 from avow.errors import AvowError, InvalidRequest
 from avow.limits import PEERS_MAX
-from avow.server.libraries import check_installed
+from avow.server import check_installed
 from avow.testing.cluster import LocalCluster
 from avow.testing.cluster_ports import is_free
 
@@ -91,9 +91,6 @@ class Watch:
         if state.died_at is None or state.abandoned:
             return None
         return max(0.0, state.died_at + RESTART_AFTER_S - now)
-
-    def is_abandoned(self, number: int) -> bool:
-        return self.states[number].abandoned
 
     def _check(self, number: int, state: _RunState, now: float, *, gone: bool) -> Event | None:
         process = self.processes[number]

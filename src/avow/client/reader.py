@@ -9,11 +9,19 @@ slower of the peer and the caller, not the sum of both.
 
 A record's checksums are verified when it is received. The offsets inside, which Arrow uses unchecked, were validated by
 the peer that accepted the batch and are covered by the checksum.
+
+Records of a peer on this machine are read from its files instead of through a socket (see `wire.places`). A full file
+is memory-mapped: its columns are read from the kernel's page cache without a copy. The file that is still being written
+is read with `pread`. A mapping stays valid when retention deletes the file. A path may name a different file on this
+machine. So each record header is compared with the one the peer sent; any difference raises `NotLocal`, and the reader
+requests the bytes from the peer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -22,15 +30,14 @@ from msgspec import Struct
 
 from avow import limits
 from avow.client.descriptions import Level, queue_path
-from avow.client.local_files import LocalFiles, NotLocal
 from avow.client.outcomes import reader_of
-from avow.errors import InvalidRequest
+from avow.errors import InvalidRequest, Malformed
 from avow.wire.batch import Batch
 from avow.wire.columns import plain_value_span
 from avow.wire.places import CONTENT_TYPE as PLACES
-from avow.wire.places import decode_places
+from avow.wire.places import PlacedRange, Places, decode_places
 from avow.wire.ranges import CONTENT_TYPE, Range, parse_ranges
-from avow.wire.record import read_header, read_record
+from avow.wire.record import HEADER_SIZE_BYTES, read_header, read_record, record_size
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 
     from avow.client.cluster import Cluster
     from avow.wire.http import Answer
+
 
 READ_SIZE_BYTES: Final = 4 * limits.MIB
 READ_COUNT_MAX: Final = 65_536
@@ -313,3 +321,54 @@ def _shorter(batch: ReadBatch, stop: int) -> ReadBatch:
     found: Any = batch._range
     cut = Range(found.lane, found.first_version, found.offset, stop - found.first_version + 1, found.record)
     return ReadBatch(cut, batch._commit)
+
+
+# ---------------------------------------------------------------------- files of a peer on this machine
+
+
+class NotLocal(Exception):
+    """The file is a different one on this machine, or does not exist, or is not readable for this user."""
+
+
+class LocalFiles:
+    """The memory maps of one reader. A map is freed with the last array that points into it."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, memoryview] = {}
+
+    def ranges(self, places: Places) -> list[Range]:
+        """The ranges, verified like received ones. Raises NotLocal."""
+        wanted = {places.files[one.file][0] for one in places.ranges}
+        self._maps = {path: view for path, view in self._maps.items() if path in wanted}
+        try:
+            return [self._range(places, one) for one in places.ranges]
+        except (OSError, ValueError, Malformed) as error:
+            raise NotLocal(str(error)) from error
+
+    def _range(self, places: Places, one: PlacedRange) -> Range:
+        path, full = places.files[one.file]
+        size = record_size(one.header)
+        record = self._mapped(path)[one.at : one.at + size] if full else _read(path, size=size, at=one.at)
+        if len(record) < size or record[:HEADER_SIZE_BYTES] != one.header:
+            raise NotLocal(f"{path} has a different record at offset {one.at}")
+        read_record(record)  # the checksum of the body
+        return Range(places.lane, one.first_version, one.offset, one.count, record)
+
+    def _mapped(self, path: str) -> memoryview:
+        found = self._maps.get(path)
+        if found is None:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = memoryview(mmap.mmap(handle, 0, prot=mmap.PROT_READ))
+            finally:
+                os.close(handle)
+            self._maps[path] = found
+        return found
+
+
+def _read(path: str, *, size: int, at: int) -> memoryview:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return memoryview(os.pread(handle, size, at))
+    finally:
+        os.close(handle)

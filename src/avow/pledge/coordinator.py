@@ -31,10 +31,9 @@ from avow.pledge.branches.calls import Call
 from avow.pledge.branches.schemes import Branches
 from avow.pledge.delivery import CONFLICTS_MAX, Deliverer
 from avow.pledge.endpoints import Endpoints
-from avow.pledge.record import UNFINISHED, Content, Pledge, Progress
+from avow.pledge.record import UNFINISHED, Content, Many, Pledge, Progress, Submission
 from avow.pledge.scheduler import Scheduler
 from avow.pledge.settings import PledgeSettings
-from avow.pledge.state import Delivery
 from avow.pledge.store import Filter, Page, PledgeStore
 from avow.pledge.topics import Topics
 from avow.pledge.verdicts import Verdict
@@ -43,27 +42,12 @@ PAGE_COUNT: Final = 500
 _REQUESTS: Final = ("prepare", "submit", "abort", "stop", "retry", "redrive")
 
 
-class Submission(Struct, frozen=True, gc=False):
-    """`repeated`: it was submitted before, and nothing was changed. `delivery`: its current state."""
-
-    pledge: Pledge
-    delivery: Delivery
-    repeated: bool = False
-
-
 class Fresh(Struct, frozen=True, gc=False):
     """A pledge prepared here and not submitted yet. `source`: the bytes of `request`, if known and short."""
 
     pledge: Pledge
     request: Content
     source: bytes
-
-
-class Many(Struct, frozen=True):
-    """The result of a request for many pledges. `more`: there are others left."""
-
-    changed_count: int
-    more: bool
 
 
 def wall_ms() -> int:

@@ -26,9 +26,9 @@ from avow.pledge import state
 from avow.pledge.alerts import Alerts
 from avow.pledge.branches.calls import Call, Caller
 from avow.pledge.endpoints import Endpoint, Endpoints
-from avow.pledge.record import Content, Pledge, Progress
+from avow.pledge.record import CallResult, Content, Pledge, Progress
 from avow.pledge.settings import PledgeSettings
-from avow.pledge.state import CHECKBACK, CHECKBACK_ID, CallResult
+from avow.pledge.state import CHECKBACK, CHECKBACK_ID
 from avow.pledge.store import PledgeStore
 from avow.pledge.verdicts import Verdict, shorten
 

@@ -1,12 +1,12 @@
-"""A pledge as it is stored: its content, which never changes, and its progress.
+"""The values of a pledge: its content, which never changes, its progress, and the results of calls and requests.
 
     Content   gid, branches, checkback, options: fixed by the first request with the gid. A repeated request is compared
               with what was `asked`
     Progress  status, branches done, attempts, time of the next action. Replaced as a whole, by compare-and-set on
               `revision`
 
-Both are stored as msgpack arrays; new fields must be added at the end, with a default. Times are milliseconds since
-1970; durations are seconds.
+Content and progress are stored as msgpack arrays; new fields must be added at the end, with a default. Times
+are milliseconds since 1970; durations are seconds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct, msgpack
+
+from avow.pledge.verdicts import Result
 
 Status: TypeAlias = Literal["prepared", "submitted", "succeeded", "failed", "dead"]
 BranchStatus: TypeAlias = Literal["prepared", "succeeded"]
@@ -119,3 +121,44 @@ class Pledge(Struct, frozen=True, gc=False):
 encode: Final = msgpack.Encoder().encode
 decode_content: Final = msgpack.Decoder(Content).decode
 decode_progress: Final = msgpack.Decoder(Progress).decode
+
+
+# ---------------------------------------------------------------------- results, not stored
+
+
+class CallResult(Struct, frozen=True, gc=False):
+    """The result of one call. `index` is the branch's, or `state.CHECKBACK`."""
+
+    index: int
+    result: Result
+    at_ms: int
+    took_ms: int = 0
+    text: str = ""
+
+
+class Delivery(Struct, frozen=True, gc=False):
+    """The state of a pledge's delivery. `failing` and `ongoing` are not final: it is committed, and delivery continues.
+
+    started: being delivered. delayed: before its time. ongoing: a branch needs more time. failing: see `error`; it is
+    retried at `next_at_ms`.
+    """
+
+    state: Literal["succeeded", "started", "delayed", "ongoing", "failing", "failed", "dead", "prepared"]
+    branch_id: str = ""
+    error: str = ""
+    next_at_ms: int = 0
+
+
+class Submission(Struct, frozen=True, gc=False):
+    """`repeated`: it was submitted before, and nothing was changed. `delivery`: its current state."""
+
+    pledge: Pledge
+    delivery: Delivery
+    repeated: bool = False
+
+
+class Many(Struct, frozen=True):
+    """The result of a request for many pledges. `more`: there are others left."""
+
+    changed_count: int
+    more: bool

@@ -24,12 +24,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
-from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from avow.errors import ContentDiffers, PledgeDecided
 from avow.limits import PLEDGE_ATTEMPTS_KEPT
-from avow.pledge.record import NEVER_MS, Attempt, BranchProgress, Content, Options, Progress, Status
+from avow.pledge.record import (
+    NEVER_MS,
+    Attempt,
+    BranchProgress,
+    CallResult,
+    Content,
+    Delivery,
+    Options,
+    Progress,
+    Status,
+)
 from avow.pledge.settings import PledgeSettings
 from avow.pledge.verdicts import Result
 
@@ -78,16 +87,6 @@ LATE: Final[frozenset[tuple[Before, Event]]] = frozenset(
     {(status, event) for status in _DECIDED for event in _CHECKED}
     | {(status, event) for status in _OVER for event in _DELIVERED if (status, event) not in MOVES}
 )
-
-
-class CallResult(Struct, frozen=True, gc=False):
-    """The result of one call. `index` is the branch's, or CHECKBACK."""
-
-    index: int
-    result: Result
-    at_ms: int
-    took_ms: int = 0
-    text: str = ""
 
 
 def move(gid: str, status: Before, event: Event) -> Status:
@@ -421,19 +420,6 @@ def _ended(progress: Progress, status: Status, *, now_ms: int, reason: str) -> P
 
 
 # --------------------------------------------------------------------------------------- delivery state
-
-
-class Delivery(Struct, frozen=True, gc=False):
-    """The state of a pledge's delivery. `failing` and `ongoing` are not final: it is committed, and delivery continues.
-
-    started: being delivered. delayed: before its time. ongoing: a branch needs more time. failing: see `error`; it is
-    retried at `next_at_ms`.
-    """
-
-    state: Literal["succeeded", "started", "delayed", "ongoing", "failing", "failed", "dead", "prepared"]
-    branch_id: str = ""
-    error: str = ""
-    next_at_ms: int = 0
 
 
 def delivery(progress: Progress, *, now_ms: int) -> Delivery:

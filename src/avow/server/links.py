@@ -33,7 +33,7 @@ from avow.wire.messages import Message
 from avow.wire.record import Buffer
 from avow.wire.stream import Decoder
 
-log = logging.getLogger("avow.links")
+log: Final = logging.getLogger("avow.links")
 
 UNSENT_SIZE_BYTES_MAX: Final = 64 * MIB  # to one peer; more than the largest frame
 HELLO_WAIT_S: Final = 3.0

@@ -38,7 +38,7 @@ from avow.storage.file_store import FileStore
 from avow.wire.frames import PROTOCOL_VERSION, Hello
 from avow.wire.messages import Message
 
-log = logging.getLogger("avow.server")
+log: Final = logging.getLogger("avow.server")
 
 TICK_S: Final = 0.02
 _EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h

@@ -27,7 +27,7 @@ from uuid import UUID, uuid4, uuid5
 import msgspec
 
 from avow.errors import FolderUnusable, NotInstalled
-from avow.server.libraries import installed
+from avow.server import installed
 
 if not installed():
     raise NotInstalled("a peer", extra="server")
@@ -41,9 +41,9 @@ from avow.server.process import Peer
 from avow.server.settings import Settings, address, address_text, founders_of
 from avow.storage.data_folder import Folder, identity_of, open_folder
 from avow.storage.file_store import FileStore
-from avow.storage.recovery import Sizes
+from avow.storage.store import Sizes
 
-log = logging.getLogger("avow.server")
+log: Final = logging.getLogger("avow.server")
 
 _NAMESPACE: Final = UUID("6f1e5a0e-2d7c-5b1e-9a53-4c1f2f0f8a11")
 _SWITCH_INTERVAL_S: Final = 1e-5  # the sync thread must not wait 5 ms for the interpreter lock

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from avow.storage.checkpoint import Checkpoint, LaneMeta, write_checkpoint
 from avow.storage.files import Files
 from avow.storage.lane import Lane
-from avow.storage.recovery import Sizes, remove_snapshots, sync_path
+from avow.storage.recovery import remove_snapshots, sync_path
 from avow.storage.space_reserve import SpaceReserve, is_no_space
+from avow.storage.store import Sizes
 from avow.storage.wal import Wal, fill_slot, slot_path
 
 

@@ -54,10 +54,10 @@ from avow.storage.checkpointer import Checkpointer, CheckpointJob
 from avow.storage.files import Files
 from avow.storage.lane import Lane, Saved, Step
 from avow.storage.lane_state import LaneState
-from avow.storage.recovery import RecoveredLane, Sizes, recover
+from avow.storage.recovery import RecoveredLane, recover
 from avow.storage.segments import LaneFiles
 from avow.storage.space_reserve import SpaceReserve, is_no_space
-from avow.storage.store import StoreStatistics, Then
+from avow.storage.store import Sizes, StoreStatistics, Then
 from avow.storage.wal import Group, Wal, size_alone_bytes
 from avow.storage.wal_records import OVERHEAD_BYTES, PROMISE, WalKind, encode
 from avow.wire.messages import Entry

@@ -22,10 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from crc32c import crc32c
-from msgspec import Struct
 from msgspec.structs import replace
 
-from avow import limits
 from avow.errors import Malformed, StorageDamaged, UnfitToVote
 from avow.replication.durable import StoreImage
 from avow.replication.effects import LaneImage
@@ -43,21 +41,12 @@ from avow.storage.files import Files
 from avow.storage.lane_state import LaneState
 from avow.storage.replay import Extent, LanePlan, Log, replay
 from avow.storage.segments import LaneFiles, shorten
+from avow.storage.store import Sizes
 from avow.wire.messages import Entry, Snapshot
 from avow.wire.record import HEADER_SIZE_BYTES, Buffer, read_record, record_size
 
 FOLDERS: Final = ("wal", "lanes")
 _SECTOR_BYTES: Final = 512
-
-
-class Sizes(Struct, frozen=True):
-    """Sizes of one store's files. Tests use tiny ones, so that every file is full after a few writes."""
-
-    wal_segment_bytes: int = limits.WAL_SEGMENT_SIZE_BYTES
-    wal_segments: int = limits.WAL_SEGMENTS_MIN
-    lane_segment_bytes: int = limits.LANE_SEGMENT_SIZE_BYTES
-    index_interval_bytes: int = limits.INDEX_INTERVAL_BYTES
-    reserved_bytes: int = limits.RESERVED_SIZE_BYTES
 
 
 @dataclass

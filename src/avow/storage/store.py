@@ -16,15 +16,26 @@ up to there (or cut by `SaveCut`), every load reports `damaged_from` = its end +
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
+from avow import limits
 from avow.replication.durable import StoreImage, Synced
 from avow.replication.effects import Persist
 from avow.wire.messages import Entry
 
-Then = Callable[[Synced], None]
+Then: TypeAlias = Callable[[Synced], None]
+
+
+class Sizes(Struct, frozen=True):
+    """Sizes of one store's files. Tests use tiny ones, so that every file is full after a few writes."""
+
+    wal_segment_bytes: int = limits.WAL_SEGMENT_SIZE_BYTES
+    wal_segments: int = limits.WAL_SEGMENTS_MIN
+    lane_segment_bytes: int = limits.LANE_SEGMENT_SIZE_BYTES
+    index_interval_bytes: int = limits.INDEX_INTERVAL_BYTES
+    reserved_bytes: int = limits.RESERVED_SIZE_BYTES
 
 
 class StoreStatistics(Struct, frozen=True, gc=False):

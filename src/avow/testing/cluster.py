@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from avow.errors import InvalidRequest, Offline, UnknownPeer
-from avow.server.libraries import check_installed
+from avow.server import check_installed
 from avow.testing.cluster_ports import Ports
 from avow.testing.cluster_process import START_S, PeerProcess, Serving
 from avow.testing.cluster_wait import wait_until

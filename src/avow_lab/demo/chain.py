@@ -6,14 +6,27 @@
     end               in order: customers, then the pipeline after its batch, then the peers. Nothing is left
 
 Ports are those of `avow up` if they are free, so that the commands of a README work; otherwise free ones.
+
+The effect of a kill is what customers wait. So the demo shows the longest time between an order and its answer during a
+take-over, and not only how long the take-over took; the usual time is shown for comparison.
+
+A sample takes as long as a peer, a database and a table need to answer, and one of them may just have been killed. So
+neither the story nor the screen waits for samples: a thread takes them. A sample that fails is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sqlite3
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -31,9 +44,98 @@ from avow.testing.cluster_ports import Ports
 from avow.transport.blocking import BlockingConnection
 from avow.wire.http import Address, Lost
 from avow_lab.campaigns.chain.chain import AUDIT_S, Chain, DatabaseKind
-from avow_lab.campaigns.chain.shop import QUEUE
+from avow_lab.campaigns.chain.load import ORDER_TIMEOUT_S, Load
+from avow_lab.campaigns.chain.shop import QUEUE, Order
+from avow_lab.campaigns.harness.programs import Program
 from avow_lab.campaigns.harness.spark_driver import SparkDriver, last_batch
-from avow_lab.demo.customers import Customers
+
+# ---------------------------------------------------------------------- customers
+
+CUSTOMERS: Final = 6
+THINK_S: Final = 0.05
+RETRY_S: Final = 0.5
+
+
+FIRST: Final = "first"
+
+
+class Waited(Struct, frozen=True):
+    """An order and its answer, in seconds of one clock."""
+
+    order: str
+    asked_s: float
+    told_s: float
+
+    @property
+    def took_s(self) -> float:
+        return self.told_s - self.asked_s
+
+
+class Customers(Load):
+    def __init__(self, shop: Program, *, seed: int, orders: int = 0) -> None:
+        super().__init__(shop, seed=seed, orders=orders, customers=CUSTOMERS, think_s=THINK_S, retry_s=RETRY_S)
+        self._waited: list[Waited] = []
+        self._first = 0
+        self._door = threading.Event()
+        self._door.set()
+
+    def order_one(self) -> None:
+        """By the first customer, while Spark still starts."""
+        self._first += 1
+        order = Order(f"o-{self._seed}-{FIRST}-{self._first}", 1)
+        self.told[order.id] = super()._order(order)
+
+    @contextmanager
+    def kept_outside(self) -> Iterator[None]:
+        """No customer sends a request while the block runs, so that none of them can decide an open order."""
+        self._door.clear()
+        try:
+            yield
+        finally:
+            self._door.set()
+
+    def _ask(self, order: Order) -> bool | None:
+        self._door.wait(ORDER_TIMEOUT_S)
+        return super()._ask(order)
+
+    def _order(self, order: Order) -> bool:
+        asked_s = time.monotonic()
+        told = super()._order(order)
+        self._waited.append(Waited(order.id, asked_s, time.monotonic()))
+        return told
+
+    @property
+    def answered(self) -> int:
+        """Orders of all but the first customer."""
+        return len(self._waited)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Orders with the answer committed, and with the answer rolled back."""
+        told = list(self.told.values())
+        return sum(told), len(told) - sum(told)
+
+    def usual_s(self, *, until_s: float) -> float:
+        """The median of the orders that were answered until then."""
+        found = [one.took_s for one in tuple(self._waited) if one.told_s <= until_s]
+        return statistics.median(found) if found else 0.0
+
+    def longest_s(self, *, since_s: float) -> float:
+        """Of all orders that were open at that moment or came later."""
+        return max((one.took_s for one in tuple(self._waited) if one.told_s >= since_s), default=0.0)
+
+    def served_since(self, moment_s: float) -> bool:
+        """Whether each customer has an answer to an order that it placed after that time, or all are done."""
+        served = {customer_of(one.order) for one in tuple(self._waited) if one.asked_s >= moment_s}
+        return len(served) == CUSTOMERS or self.over
+
+
+def customer_of(order: str) -> str:
+    """o-SEED-CUSTOMER-NUMBER"""
+    return order.rsplit("-", 2)[1]
+
+
+# ---------------------------------------------------------------------- the chain
 
 DRIVER: Final = "avow_lab.demo.driver"
 MASTER: Final = "local[2]"
@@ -213,3 +315,52 @@ def usual_ports(peers: int, ports: Ports) -> tuple[list[int], list[int]]:
     api = list(range(FIRST_PORT, FIRST_PORT + peers))
     link = [port + LINKS_AFTER for port in api]
     return (api, link) if ports.claim(*api, *link) else ([], [])
+
+
+# ---------------------------------------------------------------------- samples
+
+SAMPLE_S: Final = 0.4
+KEPT: Final = 200
+
+
+class Timed(Struct, frozen=True):
+    at_s: float
+    sample: Sample
+
+
+class Sampler:
+    """Takes samples between `start` and `stop`. `latest` is an empty Sample before the first."""
+
+    def __init__(self, take: Callable[[], Sample]) -> None:
+        self._take = take
+        self._samples: deque[Timed] = deque(maxlen=KEPT)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="avow-demo-sampler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def latest(self) -> Sample:
+        return self._samples[-1].sample if self._samples else Sample()
+
+    def rates(self, of: Callable[[Sample], int], *, last: int) -> list[float]:
+        """Per second, between each sample and the next; at most `last` of them, the newest last."""
+        pairs = itertools.pairwise(list(self._samples)[-last - 1 :])
+        return [max(0, of(new.sample) - of(old.sample)) / max(new.at_s - old.at_s, 1e-3) for old, new in pairs]
+
+    def values(self, of: Callable[[Sample], int], *, last: int) -> list[float]:
+        return [float(of(one.sample)) for one in list(self._samples)[-last:]]
+
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            try:
+                sample = self._take()
+            except Exception:  # the boundary of this thread: a process was killed, or has not started yet
+                continue
+            self._samples.append(Timed(time.monotonic(), sample))

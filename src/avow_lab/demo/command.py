@@ -29,9 +29,8 @@ from avow_lab.campaigns.harness.campaign import draw_seed
 from avow_lab.campaigns.harness.reporting import repeated
 
 if TYPE_CHECKING:
-    from avow_lab.demo.chain import DemoChain
+    from avow_lab.demo.chain import DemoChain, Sampler
     from avow_lab.demo.narration import Event, Verdict
-    from avow_lab.demo.sampler import Sampler
     from avow_lab.demo.story import Options, Story
 
 BROKEN, COULD_NOT, INTERRUPTED = 1, 2, 130
@@ -81,7 +80,7 @@ def _must_be_installed() -> None:
     except (ImportError, NotInstalled) as missing:
         raise NotInstalled("avow demo", extra="spark") from missing
     del deltalake, pyspark, story
-    from avow.server.libraries import check_installed
+    from avow.server import check_installed
     from avow.spark.java import find_java
 
     find_java()
@@ -142,8 +141,7 @@ class Show:
     """One run of the demo: `play`, `conclude`, and in any case `end`."""
 
     def __init__(self, options: Options, folder: Path, *, stopping: threading.Event, as_json: bool) -> None:
-        from avow_lab.demo.chain import DemoChain
-        from avow_lab.demo.sampler import Sampler
+        from avow_lab.demo.chain import DemoChain, Sampler
         from avow_lab.demo.story import Story
 
         self._as_json, self._out = as_json, console()

@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from avow.cli.output import number, plural
-from avow_lab.demo.chain import PeerSample, Sample
+from avow_lab.demo.chain import PeerSample, Sample, Sampler
 from avow_lab.demo.narration import ACTS, TITLES, Act, Event, Verdict
-from avow_lab.demo.sampler import Sampler
 
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 SPARKS_SHOWN: Final = 40

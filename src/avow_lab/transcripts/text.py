@@ -49,9 +49,6 @@ class Words:
             raise TranscriptError(f"`{self.line}` lacks {what}")
         return self._plain.pop(0)
 
-    def maybe_word(self) -> str:
-        return self._plain.pop(0) if self._plain else ""
-
     def number(self, what: str) -> int:
         return self._integer(self.word(what))
 

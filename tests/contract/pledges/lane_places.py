@@ -29,7 +29,7 @@ from avow.server.process import Peer
 from avow.server.serve import claim_folder
 from avow.server.settings import Settings
 from avow.storage.file_store import FileStore
-from avow.storage.recovery import Sizes
+from avow.storage.store import Sizes
 from avow.testing.cluster_ports import Ports
 
 _PORTS = Ports()  # held to the end of the process: a place is opened again on its ports

@@ -28,8 +28,7 @@ from avow.storage.files import DiskFiles
 from avow.storage.lane import fold
 from avow.storage.lane_state import LaneState
 from avow.storage.memory import MemoryStore
-from avow.storage.recovery import Sizes
-from avow.storage.store import Store
+from avow.storage.store import Sizes, Store
 from avow.wire.messages import Entry, Kind, Snapshot
 from avow_lab.simulator.power_cut import RecordedFiles
 

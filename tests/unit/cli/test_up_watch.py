@@ -54,7 +54,7 @@ def test_a_peer_that_ends_right_after_its_start_three_times_is_left_alone_with_i
         now += 6
     assert [event.event for event in seen] == ["died", "restarted", "died", "restarted", "abandoned"]
     assert "boom" in seen[-1].text
-    assert watch.is_abandoned(1)
+    assert watch.states[1].abandoned
     assert watch.tick(1000.0) == []
 
 

@@ -12,10 +12,9 @@ from rich.console import Console, RenderableType
 from avow.spark.pipelines.audit_report import Finding, Report, StageCount
 from avow.spark.pipelines.audit_rules import Stage
 from avow.testing.cluster_wait import wait_until
-from avow_lab.demo.chain import Decided, PeerSample, Sample
+from avow_lab.demo.chain import Decided, PeerSample, Sample, Sampler
 from avow_lab.demo.command import exit_code
 from avow_lab.demo.narration import ACTS, Event, Takeover, Verdict
-from avow_lab.demo.sampler import Sampler
 from avow_lab.demo.view import (
     SPARKS,
     Scene,

@@ -7,7 +7,8 @@ from tests.unit.pledge.pledge_world import BRANCH, Services, now_ms, request, ru
 
 from avow.errors import ContentDiffers, PledgeDecided
 from avow.limits import PLEDGE_FRESH_SIZE_BYTES
-from avow.pledge.coordinator import Coordinator, Submission
+from avow.pledge.coordinator import Coordinator
+from avow.pledge.record import Submission
 
 SOURCE = b'{"branches": []}'
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from avow.errors import ContentDiffers, PledgeDecided
 from avow.limits import PLEDGE_ATTEMPTS_KEPT
 from avow.pledge import state
-from avow.pledge.record import NEVER_MS, Branch, BranchProgress, Content, Options, Progress, Status
+from avow.pledge.record import NEVER_MS, Branch, BranchProgress, CallResult, Content, Options, Progress, Status
 from avow.pledge.settings import PledgeSettings
-from avow.pledge.state import CHECKBACK, LATE, MOVES, CallResult, Checked, Delivered, Request
+from avow.pledge.state import CHECKBACK, LATE, MOVES, Checked, Delivered, Request
 
 NOW = 1_000_000
 SETTINGS = PledgeSettings(retry_interval_s=10.0, backoff_max_s=300.0, timeout_to_fail_s=35.0)

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from avow.errors import PledgeDecided
 from avow.limits import PLEDGE_ATTEMPTS_KEPT
 from avow.pledge import state
-from avow.pledge.record import NEVER_MS, Branch, Content, Options, Progress
+from avow.pledge.record import NEVER_MS, Branch, CallResult, Content, Options, Progress
 from avow.pledge.settings import PledgeSettings
-from avow.pledge.state import CHECKBACK, LATE, MOVES, CallResult
+from avow.pledge.state import CHECKBACK, LATE, MOVES
 
 SETTINGS = PledgeSettings(dead_after_s=3600.0)
 RESULTS = st.sampled_from(["SUCCESS", "FAILURE", "ONGOING", "ERROR"])

@@ -13,11 +13,10 @@ from avow.cli.pipeline import Lines, as_object, line
 from avow.errors import Refused, UnknownQueue
 from avow.spark.pipelines.archive_pipeline import LaneEnds, next_versions, safe_ends
 from avow.spark.pipelines.failures import cause_of
-from avow.spark.pipelines.metrics import served
 from avow.spark.pipelines.progress import Counts, counted
 from avow.spark.pipelines.replay_pipeline import condition, name_of
 from avow.spark.pipelines.spec import ReplaySpec, Sink, Source
-from avow.spark.pipelines.status import Status, is_locked, locked, read_status, write_status
+from avow.spark.pipelines.status import Status, is_locked, locked, read_status, serve_metrics, write_status
 from avow.spark.tables.version_ranges import Range
 
 
@@ -160,9 +159,9 @@ def test_lines_are_written_when_something_happened() -> None:
 
 def test_prometheus_reads_what_the_runner_knows() -> None:
     status = Status(name="p", kind="archive", state="running", counts=Counts(rows=20, lag=3))
-    with served(0, lambda: status) as port, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    with serve_metrics(0, lambda: status) as port, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
     assert 'avow_pipeline_rows_total{kind="archive",pipeline="p"} 20.0' in text
     assert 'avow_pipeline_lag_rows{kind="archive",pipeline="p"} 3.0' in text
-    with served(None, lambda: status) as port:
+    with serve_metrics(None, lambda: status) as port:
         assert port == 0

@@ -1,4 +1,4 @@
-"""The values of a channel's end: pending messages, the events that its core reports, and its bounds."""
+"""The values of a channel's end: pending messages, the events its core reports, its bounds, and runs of commits."""
 
 from __future__ import annotations
 
@@ -79,3 +79,23 @@ class Bounds(Struct, frozen=True, gc=False, kw_only=True):
     pending_bytes: int = limits.CHANNEL_PENDING_SIZE_BYTES
     cap_count: int = limits.CHANNEL_CAP_COUNT
     cap_bytes: int = limits.CHANNEL_CAP_SIZE_BYTES
+
+
+# ---------------------------------------------------------------------- runs of commits
+
+
+class DeliveredRun(Struct, gc=False):
+    """Commits `first` to `last`, which arrived at one place: after message `upto`, `size_bytes` into the stream."""
+
+    first: int
+    last: int
+    upto: int
+    size_bytes: int
+
+
+class SentRun(Struct, gc=False):
+    """Commits `first` to `last`, all of which cover the messages up to `upto`."""
+
+    first: int
+    last: int
+    upto: int

@@ -11,18 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from msgspec import Struct
-
-from avow.channel.protocol.events import VALUE_OVERHEAD_BYTES
-
-
-class Delivered(Struct, gc=False):
-    """Commits `first` to `last`, which arrived at one place: after message `upto`, `size_bytes` into the stream."""
-
-    first: int
-    last: int
-    upto: int
-    size_bytes: int
+from avow.channel.protocol.events import VALUE_OVERHEAD_BYTES, DeliveredRun
 
 
 class Incoming:
@@ -33,7 +22,7 @@ class Incoming:
         self.acked_given = 0  # the highest commit whose ack was sent on the current socket
         self._size_bytes = 0  # of everything received
         self._covered_to = self._covered_bytes = 0  # by an acknowledged commit
-        self._delivered: list[Delivered] = []  # not acknowledged
+        self._delivered: list[DeliveredRun] = []  # not acknowledged
 
     @property
     def owing(self) -> bool:
@@ -63,7 +52,7 @@ class Incoming:
         if last is not None and last.upto == upto:
             last.last = commit_id
         else:
-            self._delivered.append(Delivered(commit_id, commit_id, upto, self._size_bytes))
+            self._delivered.append(DeliveredRun(commit_id, commit_id, upto, self._size_bytes))
         return ""
 
     def ack(self, commit_id: int) -> bool:
@@ -83,5 +72,5 @@ class Incoming:
         return True
 
 
-def _first(run: Delivered) -> int:
+def _first(run: DeliveredRun) -> int:
     return run.first

@@ -11,26 +11,16 @@ There is no queue of frames. The numbers determine what a socket must still carr
 commit right after the last message it covers. Resuming on a new socket therefore means setting given_to back to what
 the other end has; nothing can be lost, sent twice or reordered.
 
-Commits without a message between them share a `Run`: they cover the same messages, and after the first only the newest
-must be sent. So there is at most one run more than pending messages.
+Commits without a message between them share a `SentRun`: they cover the same messages, and after the first only the
+newest must be sent. So there is at most one run more than pending messages.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
-from msgspec import Struct
-
-from avow.channel.protocol.events import VALUE_OVERHEAD_BYTES, Fate, Pending
+from avow.channel.protocol.events import VALUE_OVERHEAD_BYTES, Fate, Pending, SentRun
 from avow.channel.protocol.frames import Buffer, commit_bytes, data_parts
-
-
-class Run(Struct, gc=False):
-    """Commits `first` to `last`, all of which cover the messages up to `upto`."""
-
-    first: int
-    last: int
-    upto: int
 
 
 class Outgoing:
@@ -42,7 +32,7 @@ class Outgoing:
         self.ever_given_to, self.commits_ever_given_to = 0, last_commit  # to any socket
         self.final = False  # the other end has sent End: what it had not received by then it will never receive
         self._values: list[Buffer] = []  # from released_to + 1
-        self._runs: list[Run] = []
+        self._runs: list[SentRun] = []
 
     @property
     def count(self) -> int:
@@ -65,7 +55,7 @@ class Outgoing:
         if runs and runs[-1].upto == self.sent_to:
             runs[-1].last = self.last_commit
         else:
-            runs.append(Run(self.last_commit, self.last_commit, self.sent_to))
+            runs.append(SentRun(self.last_commit, self.last_commit, self.sent_to))
         return self.last_commit
 
     def skip_commits(self, last_commit: int) -> None:
@@ -189,13 +179,13 @@ class Outgoing:
         return "unsent" if self.final or number > self.ever_given_to else "unknown"
 
 
-def _first(run: Run) -> int:
+def _first(run: SentRun) -> int:
     return run.first
 
 
-def _last(run: Run) -> int:
+def _last(run: SentRun) -> int:
     return run.last
 
 
-def _upto(run: Run) -> int:
+def _upto(run: SentRun) -> int:
     return run.upto

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 
 class Link(StrEnum):
@@ -35,7 +35,7 @@ class Receiver(StrEnum):
 
 
 State = TypeVar("State", Link, Sender, Receiver)
-Table = Mapping[tuple[State, str], State]
+Table: TypeAlias = Mapping[tuple[State, str], State]
 
 LINK: Final[Table[Link]] = {
     (Link.DOWN, "socket"): Link.GREETING,

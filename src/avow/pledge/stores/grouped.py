@@ -46,7 +46,7 @@ from avow.pledge.record import Pledge, Progress
 from avow.pledge.store import Filter, Page, Topic
 from avow.pledge.stores import operations as ops
 
-log = logging.getLogger("avow.pledge")
+log: Final = logging.getLogger("avow.pledge")
 
 Op = TypeVar("Op")
 

@@ -16,7 +16,7 @@ and for reads, the error is Offline and nothing was changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from avow import limits
 from avow.errors import AvowError, Busy, Offline, Unknown
@@ -28,7 +28,7 @@ from avow.pledge.stores.postgres_connection import Connecting, Link, packed, pg,
 from avow.pledge.stores.sql import Marks, check_version, finding
 
 Found = TypeVar("Found")
-Cursor = psycopg.Cursor[tuple[Any, ...]]
+Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
 
 _PLANS: Final = (
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; "

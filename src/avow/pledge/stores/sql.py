@@ -11,7 +11,7 @@ about them, so each store has its own. Values are put into a statement only with
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from avow.errors import Refused
 from avow.pledge.record import UNFINISHED
@@ -23,7 +23,7 @@ UNDER_WAY: Final = f"status IN ({str(UNFINISHED)[1:-1]})"
 READ: Final = ", ".join(READ_COLUMNS)
 TOPIC_COLUMNS: Final = "name, subscribers, version, created_ms, updated_ms"
 
-Mark = Callable[[Any], str]
+Mark: TypeAlias = Callable[[Any], str]
 
 
 def check_version(found: int, *, where: str) -> None:

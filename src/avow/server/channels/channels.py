@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from avow.channel.protocol.frames import EndCode
 from avow.channel.registry import Registry
 from avow.errors import Offline
-from avow.server.channels.boundary import guarded
-from avow.server.channels.metrics import ChannelCounters
+from avow.server.channels.node_requests import guarded
 from avow.server.channels.observer import Observer
 from avow.server.channels.reader import Reader
 from avow.server.channels.subscriber import Subscriber, will_be_back
@@ -41,6 +40,15 @@ OFFLINE_S: Final = 2.0
 CLOSE_S: Final = 1.0
 LINGER_S: Final = 5.0  # for a client to come back after its lanes were reassigned
 _PAUSE_S: Final = 0.01
+
+
+class ChannelCounters:
+    __slots__ = ("opened", "pushed", "received")
+
+    def __init__(self) -> None:
+        self.opened = 0  # channels opened; resumed ones are not counted again
+        self.received = 0  # channel messages from clients
+        self.pushed = 0  # channel messages to clients
 
 
 class Channels:

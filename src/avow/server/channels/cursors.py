@@ -46,8 +46,7 @@ from avow.node.lane.two_phase_lane import Write
 from avow.queue.commands import CursorCommand, LaneCursorsCommand, encode
 from avow.queue.records import Subscription
 from avow.queue.subscriptions import kept, lanes_of, reader_of
-from avow.server.channels.boundary import guarded
-from avow.server.channels.retried_requests import RetriedRequest, RetriedRequests
+from avow.server.channels.node_requests import RetriedRequest, RetriedRequests, guarded
 from avow.wire.messages import Kind
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from avow.node.lane.two_phase_lane import Write
 from avow.node.merging import UNMERGEABLE, Held, shape_of
 from avow.node.records import Merged
 from avow.node_client import NodeWriter, step_of_answer
-from avow.server.channels.boundary import guarded
+from avow.server.channels.node_requests import guarded
 from avow.server.http.write_body import WriteBody
 from avow.wire.messages import Kind
 from avow.writer.steps import Pauses, Request, Settings, Step, Verdict

@@ -22,8 +22,8 @@ from msgspec.json import Encoder
 
 from avow.errors import Trimmed
 from avow.limits import KIB
-from avow.server.channels.boundary import guarded
 from avow.server.channels.lane_writer import check_there
+from avow.server.channels.node_requests import guarded
 from avow.server.channels.subscriber import refuse_messages
 from avow.wire.batch import pack_entry
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from avow.node.pubsub.lane_index import LaneIndex
     from avow.node.pubsub.queue import PubSubQueue
     from avow.queue.records import Queue
-    from avow.server.channels.metrics import ChannelCounters
+    from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
     from avow.wire.messages import Entry
 

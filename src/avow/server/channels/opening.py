@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.queue.records import Queue
     from avow.server.access import Right, Token
-    from avow.server.channels.metrics import ChannelCounters
+    from avow.server.channels.channels import ChannelCounters
     from avow.server.http.api import Api
     from avow.server.http.schemas import ChannelParameters
     from avow.server.process import Peer

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.errors import ChannelFailed
     from avow.queue.records import Queue
-    from avow.server.channels.metrics import ChannelCounters
+    from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
 
 _HEAD: Final = Layout("<II")

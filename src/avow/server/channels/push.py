@@ -23,14 +23,14 @@ from avow.errors import Trimmed
 from avow.limits import KIB, MIB
 from avow.node.answers import Answer, Done, Refusal, error_of_answer
 from avow.node_client import is_passing
-from avow.server.channels.boundary import guarded
+from avow.server.channels.node_requests import guarded
 from avow.server.http.ndjson import lines_of
 from avow.wire.ranges import range_parts
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.node.records import Served
-    from avow.server.channels.metrics import ChannelCounters
+    from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
     from avow.wire.record import Buffer
 

@@ -6,7 +6,7 @@ A reader of a pub-sub queue also follows lanes that are opened later, and drops 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.json import Encoder
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.errors import ChannelFailed
     from avow.queue.records import Queue
-    from avow.server.channels.metrics import ChannelCounters
+    from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
 
-_encode = Encoder().encode
+_encode: Final = Encoder().encode
 
 
 class Reader:

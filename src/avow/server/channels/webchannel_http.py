@@ -31,7 +31,7 @@ from msgspec import Struct
 from avow.channel.transports.socket import Piece, SocketUser
 from avow.channel.transports.webchannel import VERSION, Form, Session, State, Timing, framed, read_form, unknown_session
 from avow.errors import AvowError, Busy, InvalidRequest, NotCoordinator
-from avow.server.channels.origins import Origins
+from avow.server.http.cors import Origins
 from avow.server.http.error_reply import reply_of
 from avow.server.http.request import HttpRequest
 from avow.server.http.streams import Stream

@@ -41,7 +41,11 @@ METRICS: Final = b"text/plain; version=0.0.4; charset=utf-8"
 SUCCESS: Final = {"dtm_result": "SUCCESS"}
 TIMEOUT_S: Final = 60.0
 RESET_LONGER_THAN: Final = 3  # times `pledge_timeout_s`
-PARSE_ERROR, BAD_REQUEST, NO_METHOD, INTERNAL_ERROR, FAILED = -32700, -32600, -32601, -32603, -32901
+PARSE_ERROR: Final = -32700
+BAD_REQUEST: Final = -32600
+NO_METHOD: Final = -32601
+INTERNAL_ERROR: Final = -32603
+FAILED: Final = -32901
 _STATUS: Final = {"FAILURE": 409, "ONGOING": 425, "": 500}
 _encode: Final = msgspec.json.Encoder().encode
 _decode_trans: Final = msgspec.json.Decoder(Trans, strict=False).decode

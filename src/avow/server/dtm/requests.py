@@ -38,7 +38,7 @@ from avow.pledge.store import Filter, Page, Topic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from avow.pledge.coordinator import Many
+    from avow.pledge.record import Many
     from avow.server.access import Token
     from avow.server.pledges.service import Pledges
 

@@ -1,4 +1,4 @@
-"""Handlers of reads: a range of a lane at a consistency level, or one message by its version id.
+"""Handlers of reads: a range of a lane at a consistency level, one message by its version id, or a message's history.
 
 The level says what the answer must include. `local`: whatever this peer has. `at_least`: a version that the reader
 knows of. `linearizable`: everything acknowledged before, for which the coordinator is asked. The messages are always
@@ -8,6 +8,9 @@ Raw batches are sent as they are stored, in ranges (`wire.ranges`). A reader on 
 of their records in the lane's files instead (`wire.places`), and gets them where that is faster, else the batches. JSON
 lines are encoded here, message by message, so the length of such an answer is bounded; `avow-next` says where to
 continue.
+
+The history of a message is what this peer knows of it. The coordinator of a two-phase lane knows most: with `redirect`
+the client is redirected there, as with a write. Cursors of subscribers are those this peer has applied, and may lag.
 """
 
 from __future__ import annotations
@@ -16,15 +19,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from avow.errors import InvalidRequest, Trimmed, UnknownMessage
+from avow.errors import InvalidRequest, NotCoordinator, Trimmed, UnknownMessage
 from avow.node.answers import Answer, Done, Refusal
-from avow.node.records import Served
-from avow.queue.records import VisibleRange
+from avow.node.message_trace import trace_of
+from avow.node.records import MessageTrace, Served
+from avow.queue.records import Queue, VisibleRange
 from avow.replication.durable import Place
 from avow.server.http import schemas
 from avow.server.http.api import Api, Target
 from avow.server.http.dispatch import negotiate
 from avow.server.http.error_reply import reply_of, reply_of_answer
+from avow.server.http.handlers_subscribers import subscribers_of
 from avow.server.http.ndjson import lines_of, message_fields
 from avow.server.http.request import HttpRequest, Piece
 from avow.server.http.route import NDJSON
@@ -165,3 +170,54 @@ def read_one(api: Api, request: HttpRequest, asked: schemas.MessageParameters, c
     fields = message_fields(Batch(pack_entry(entry)), offset, lane=target.lane, version=asked.version)
     message = schemas.NamedMessage(**fields, committed=committed, stored_by=list(stored_by))
     api.answer(request, message)
+
+
+# ---------------------------------------------------------------------- the history of one message
+
+
+def show_life(api: Api, request: HttpRequest, asked: schemas.LifeParameters, content: None) -> None:  # noqa: ARG001
+    queue = api.queue(asked.queue)
+    target = api.target(queue, asked.lane)
+    if asked.redirect:
+        _check_coordinator(api, target)
+    found = trace_of(api.node, target.number, asked.version, api.peer.now())
+    if found is None:
+        raise UnknownMessage(
+            f"this peer has no message {asked.version} of lane {asked.lane}; it may come later, or another peer has it"
+        )
+    api.answer(request, _shape(api, queue, asked, found))
+
+
+def _shape(api: Api, queue: Queue, asked: schemas.LifeParameters, found: MessageTrace) -> schemas.Life:
+    fields = message_fields(Batch(pack_entry(found.entry)), found.offset, lane=asked.lane, version=asked.version)
+    stored_by = sorted(peer for peer, stored in found.stored.items() if stored)
+    return schemas.Life(
+        queue=queue.name,
+        lane=asked.lane,
+        version=asked.version,
+        peer=api.node.me,
+        created_ms=found.entry.created_ms,
+        coordinator=found.coordinator or None,
+        owner=found.owner or None,
+        committed=found.committed,
+        visible=found.visible,
+        stored=[schemas.StoredAt(peer, stored) for peer, stored in sorted(found.stored.items())],
+        subscribers=_readers(api, queue, lane=asked.lane, version=asked.version),
+        message=schemas.NamedMessage(**fields, committed=found.committed, stored_by=stored_by),
+    )
+
+
+def _readers(api: Api, queue: Queue, *, lane: int, version: int) -> list[schemas.Reader]:
+    cursors = {name: one.versions.get(str(lane), 0) for name, one in subscribers_of(api, queue).items()}
+    return [schemas.Reader(name, cursor, read=cursor >= version) for name, cursor in cursors.items()]
+
+
+def _check_coordinator(api: Api, target: Target) -> None:
+    lane = api.node.lanes.get(target.number)
+    coordinator = lane.core.live_coordinator(api.peer.now()) if lane is not None else 0
+    if coordinator and coordinator != api.node.me:
+        raise NotCoordinator(
+            f"peer {coordinator} coordinates lane {target.lane} and knows more; send the request there",
+            coordinator=coordinator,
+            api=api.api_of(coordinator),
+        )

@@ -1,12 +1,12 @@
 """A route: one call of the API, with its path, rights, parameters, body and answer.
 
-The routes are listed in routes.py and routes_pledges.py. Everything about a call is in its route: dispatch, rights,
-parsing of parameters and the OpenAPI document use it, and none of them depends on a particular call.
+The routes are listed in routes.py. Everything about a call is in its route: dispatch, rights, parsing of parameters and
+the OpenAPI document use it, and none of them depends on a particular call.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ NDJSON: Final = "application/x-ndjson"
 BATCH: Final = "application/vnd.avow.batch"
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-Errors = tuple[type[AvowError], ...]
+Errors: TypeAlias = tuple[type[AvowError], ...]
 
 
 class Route(Struct, frozen=True):

@@ -7,7 +7,7 @@ answers always have all their fields.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -28,9 +28,9 @@ Hex32 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$", max_length=32)]
 Seconds = Annotated[float, Meta(gt=0, le=60)]
 Address = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX)]
 
-TIMEOUT_S = 10.0
-READ_MESSAGES_MAX = 100_000
-LINES_MAX = 10_000  # messages of one JSON answer; encoding more would delay other clients
+TIMEOUT_S: Final = 10.0
+READ_MESSAGES_MAX: Final = 100_000
+LINES_MAX: Final = 10_000  # messages of one JSON answer; encoding more would delay other clients
 
 # ---------------------------------------------------------------------- parameters: path and query
 

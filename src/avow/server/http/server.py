@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from avow.server.access import load_tokens
 from avow.server.channels import handlers as channel_handlers
 from avow.server.channels.channels import Channels
-from avow.server.channels.origins import Origins
 from avow.server.channels.webchannel_http import WebChannels
 from avow.server.dtm.grpc import DtmGrpc
 from avow.server.dtm.http import DtmHttp
@@ -27,12 +26,11 @@ from avow.server.http import (
     handlers_queues,
     handlers_reads,
     handlers_subscribers,
-    handlers_trace,
     handlers_transactions,
     handlers_writes,
 )
 from avow.server.http.api import Api, Handler
-from avow.server.http.cors import Cors, read_origins
+from avow.server.http.cors import Cors, Origins, read_origins
 from avow.server.http.listener import Listener, Patience
 from avow.server.metrics import Metrics
 from avow.server.pledges import handlers as pledge_handlers
@@ -65,7 +63,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "discard": handlers_transactions.discard,
     "read": handlers_reads.read,
     "read_one": handlers_reads.read_one,
-    "show_life": handlers_trace.show_life,
+    "show_life": handlers_reads.show_life,
     "list_subscribers": handlers_subscribers.list_subscribers,
     "show_subscriber": handlers_subscribers.show_subscriber,
     "move_cursor": handlers_subscribers.move_cursor,

@@ -22,7 +22,8 @@ from avow.server.pledges import schemas
 
 if TYPE_CHECKING:
     from avow.pledge import store
-    from avow.pledge.coordinator import Coordinator, Many, Submission
+    from avow.pledge.coordinator import Coordinator
+    from avow.pledge.record import Many, Submission
     from avow.server.http.api import Api
     from avow.server.http.request import HttpRequest
 

@@ -25,7 +25,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from avow.errors import AvowError, Refused
-from avow.spark.pipelines import metrics
 from avow.spark.pipelines.archive_pipeline import archive
 from avow.spark.pipelines.failures import PipelineFailed, cause_of, failed
 from avow.spark.pipelines.inputs import check_cluster
@@ -33,7 +32,7 @@ from avow.spark.pipelines.pipeline import STOP_TIMEOUT_S, JobPipeline, Pipeline
 from avow.spark.pipelines.replay_pipeline import replay
 from avow.spark.pipelines.reports import Reporter, reported
 from avow.spark.pipelines.spec import ArchiveSpec, ReplaySpec, Spec, kind_of
-from avow.spark.pipelines.status import Status, locked, read_status, write_failure, write_status
+from avow.spark.pipelines.status import Status, locked, read_status, serve_metrics, write_failure, write_status
 from avow.spark.pipelines.transform_pipeline import transform
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class _Run:
     def run(self) -> Ended:
         with (
             reported(self._spec.report_cluster, self._spec.report) as self._reporter,
-            metrics.served(self._options.metrics_port, lambda: self._status),
+            serve_metrics(self._options.metrics_port, lambda: self._status),
         ):
             self._save(self._status)
             spark = self._session()

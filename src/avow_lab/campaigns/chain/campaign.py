@@ -18,8 +18,7 @@ from msgspec import Struct
 from avow.errors import Offline
 from avow.spark.java import find_java
 from avow.spark.pipelines.audit_report import Report
-from avow_lab.campaigns.chain.chain import Auditor, Chain, DatabaseKind
-from avow_lab.campaigns.chain.faults import draw_faults
+from avow_lab.campaigns.chain.chain import Auditor, Chain, DatabaseKind, draw_faults
 from avow_lab.campaigns.chain.planted_errors import Planted, PlantKind, names_exactly, plant
 from avow_lab.campaigns.harness import campaign
 

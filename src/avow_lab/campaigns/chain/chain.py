@@ -3,10 +3,14 @@
 peers and shop      are started by a fork server: back within a second
 driver              Python and its JVM; it is launched and not waited for, so that faults go on meanwhile
 worker              one of the processes that Spark runs Python in, or an executor; Spark starts another
+
+A seed decides which of these are killed, in which order. The first four faults are one of each kind. Of the others,
+most are kills of the service, peers and workers, because they are back within a second; a driver of Spark takes many.
 """
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
@@ -16,6 +20,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.errors import AvowError, Offline
@@ -32,7 +37,6 @@ from avow.spark.pipelines.audit_spec import (
 )
 from avow.spark.tables import Table, open_table
 from avow.spark.tables.address import DELTA_LOG
-from avow_lab.campaigns.chain.faults import Fault
 from avow_lab.campaigns.chain.load import Load
 from avow_lab.campaigns.chain.shop import QUEUE
 from avow_lab.campaigns.harness.database_servers import IMPORTED, DatabaseServers
@@ -40,6 +44,36 @@ from avow_lab.campaigns.harness.fork_server import ForkServer
 from avow_lab.campaigns.harness.forked_peers import PEER, ForkedCluster
 from avow_lab.campaigns.harness.programs import Program
 from avow_lab.campaigns.harness.spark_driver import SparkDriver, last_batch
+
+# ---------------------------------------------------------------------- faults
+
+Victim: TypeAlias = Literal["service", "peer", "driver", "worker"]
+VICTIMS: Final[tuple[Victim, ...]] = Victim.__args__  # type: ignore[attr-defined]
+_OF_EIGHT: Final[tuple[Victim, ...]] = ("service",) * 3 + ("peer",) * 2 + ("worker",) * 2 + ("driver",)
+PAUSE_S: Final = (0.2, 1.6)  # before a kill
+DOWN_S: Final = (0.0, 1.0)  # before the restart
+
+
+class Fault(Struct, frozen=True):
+    """`choice` selects one of several processes: at least 0, below 1."""
+
+    victim: Victim
+    after_s: float
+    down_s: float
+    choice: float
+
+
+def draw_faults(count: int, *, seed: int) -> list[Fault]:
+    draw = random.Random(f"chain/{seed}")
+    victims = list[Victim]()
+    while len(victims) < count:
+        block = list(VICTIMS if not victims else _OF_EIGHT)
+        draw.shuffle(block)
+        victims += block
+    return [Fault(each, draw.uniform(*PAUSE_S), draw.uniform(*DOWN_S), draw.random()) for each in victims[:count]]
+
+
+# ---------------------------------------------------------------------- the testbed
 
 DatabaseKind: TypeAlias = Literal["sqlite", "postgres"]
 DATABASES: Final[tuple[DatabaseKind, ...]] = DatabaseKind.__args__  # type: ignore[attr-defined]

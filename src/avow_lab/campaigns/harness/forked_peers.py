@@ -11,7 +11,7 @@ from typing import Any, Final
 from avow.limits import MIB
 from avow.server.serve import run
 from avow.server.settings import load
-from avow.storage.recovery import Sizes
+from avow.storage.store import Sizes
 from avow.testing.cluster import LocalCluster
 from avow.testing.cluster_process import Child, PeerProcess, environment_of
 from avow_lab.campaigns.harness.fork_server import ForkServer

@@ -19,8 +19,7 @@ from avow_lab.campaigns.harness.reporting import (
     table_of,
 )
 from avow_lab.campaigns.pledges.campaign import Options, PledgeCampaign, Verdict
-from avow_lab.campaigns.pledges.crash_points import POINTS, VICTIMS
-from avow_lab.campaigns.pledges.runs import DATABASES, RUNS, STORES
+from avow_lab.campaigns.pledges.runs import DATABASES, POINTS, RUNS, STORES, VICTIMS
 
 
 def options_of(flags: Flags) -> Options:

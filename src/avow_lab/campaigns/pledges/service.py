@@ -27,8 +27,8 @@ from avow.client.pledge import Pledge, PledgeCalls
 from avow.client.pledge_outcomes import Committed, CommittedPending
 from avow.errors import AvowError
 from avow_lab.campaigns.harness import http_responder
-from avow_lab.campaigns.pledges.crash_points import ASKED, Crashes, Order, Point
 from avow_lab.campaigns.pledges.databases import Database, open_database
+from avow_lab.campaigns.pledges.runs import ASKED, Crashes, Order, Point
 
 QUEUE: Final = "pledged"
 BRANCHES: Final = ("01", "02")  # by HTTP; the third is a message of the queue

@@ -29,10 +29,9 @@ from avow.wire.http import Address, Lost
 from avow_lab.campaigns.harness.fork_server import ForkServer
 from avow_lab.campaigns.harness.forked_peers import ForkedCluster
 from avow_lab.campaigns.harness.programs import Program
-from avow_lab.campaigns.pledges.crash_points import THIS_PROCESS, Order, Plan, Point, Victim
 from avow_lab.campaigns.pledges.databases import open_database
 from avow_lab.campaigns.pledges.findings import Evidence, Found, Made, judge
-from avow_lab.campaigns.pledges.runs import Run
+from avow_lab.campaigns.pledges.runs import THIS_PROCESS, Order, Plan, Point, Run, Victim
 from avow_lab.campaigns.pledges.service import QUEUE
 
 SERVICE: Final = "avow_lab.campaigns.pledges.service"

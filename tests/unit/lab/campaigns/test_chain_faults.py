@@ -6,7 +6,7 @@ from collections import Counter
 
 from avow.spark.pipelines.audit_report import Finding, Report
 from avow_lab.campaigns.chain.campaign import misreported
-from avow_lab.campaigns.chain.faults import VICTIMS, draw_faults
+from avow_lab.campaigns.chain.chain import VICTIMS, draw_faults
 from avow_lab.campaigns.chain.planted_errors import Planted, names_exactly
 
 

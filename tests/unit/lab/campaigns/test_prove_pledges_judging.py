@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from avow_lab.campaigns.pledges.crash_points import ON_COMMIT, POINTS, VICTIMS, Crashes, Plan
 from avow_lab.campaigns.pledges.findings import Evidence, Made, judge
-from avow_lab.campaigns.pledges.runs import DATABASES, STORES, draw_run
+from avow_lab.campaigns.pledges.runs import DATABASES, ON_COMMIT, POINTS, STORES, VICTIMS, Crashes, Plan, draw_run
 
 WHOLE = {("g", "01"): 1, ("g", "02"): 1}
 

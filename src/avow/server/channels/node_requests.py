@@ -1,26 +1,44 @@
-"""Requests of a channel to the node that are retried until they are decided.
+"""How channel code meets the node: an error boundary around answers, and requests that are retried until decided.
 
-For idempotent requests: joining, fencing a lane, moving a cursor. A request is retried after a transient refusal, or
-when no answer came. If that lasts too long the channel ends, so that its client tries another peer.
+Answers of the node and timers call channel code in the middle of the peer's own work; an error there must not end the
+peer. An AvowError ends the channel and is sent to its client. An unexpected error also ends the channel, and is logged.
+
+Idempotent requests, such as joining, fencing a lane or moving a cursor, are retried after a transient refusal, or when
+no answer came. If that lasts too long the channel ends, so that its client tries another peer.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from avow.errors import AvowError
 from avow.node.answers import LOST, Answer, error_of_answer
 from avow.node_client import NodeWriter, step_of_answer
-from avow.server.channels.boundary import guarded
 from avow.writer.steps import Pauses, Request, Settings, Step, Verdict
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.server.process import Peer
 
+
 PATIENCE_S: Final = 5.0
 _SETTINGS: Final = Settings(window=1 << 16, pauses=Pauses(first_s=0.05, max_s=0.5), waits_for_answer=True)
+log: Final = logging.getLogger("avow.channels")
+
+
+def guarded(channel: Channel, work: Callable[..., None], *arguments: Any) -> None:
+    if channel.ended:
+        return
+    try:
+        work(*arguments)
+    except AvowError as error:
+        channel.fail(error)
+    except Exception:
+        log.exception("internal error in a channel, which is closed now: %s", work)
+        channel.fail(AvowError("internal error of this peer; what was not acknowledged may have taken effect"))
 
 
 class RetriedRequest(Request):
