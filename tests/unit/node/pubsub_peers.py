@@ -246,7 +246,7 @@ class Cluster:
         found = ""
         for part in queue.ranges(lane, after, 1000):
             (entry,) = queue.reader(lane)(part.position - 1, 1, 1)
-            found += entry.batch.decode() if entry.count == 1 else "?"
+            found += bytes(entry.batch).decode() if entry.count == 1 else "?"
         return found
 
 

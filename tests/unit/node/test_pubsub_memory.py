@@ -35,7 +35,7 @@ def in_memory(cluster: Cluster, peer: int, lane: int) -> int:
 def on_disk(cluster: Cluster, peer: int, lane: int) -> str:
     store = cluster.stores[peer]
     found = [store.durable(lane, position) for position in range(1, 50)]
-    return "".join(entry.batch.decode() for entry in found if entry is not None)
+    return "".join(bytes(entry.batch).decode() for entry in found if entry is not None)
 
 
 def code(answer: object) -> str:

@@ -294,12 +294,12 @@ class Cluster:
         """What peer `number` lets read of the lane."""
         core, values = self.at(number), list[str]()
         while entries := core.retention.entries(lane, after=len(values), limit=100):
-            values += [entry.batch.decode() for entry in entries]
+            values += [bytes(entry.batch).decode() for entry in entries]
         return values
 
     def stored(self, number: int, lane: int) -> list[str]:
         image = self.peers[number].disk.lanes.get(lane)
-        return [entry.batch.decode() for entry in image.entries] if image else []
+        return [bytes(entry.batch).decode() for entry in image.entries] if image else []
 
     def messages(self, kind: type, *, source: int | None = None, target: int | None = None) -> list[Message]:
         return [m for s, t, m in self.trace if isinstance(m, kind) and source in (None, s) and target in (None, t)]

@@ -12,7 +12,7 @@ from avow.queue.key_to_lane import lane_for
 from avow.server.http.schemas import NewMessage
 from avow.server.http.write_body import _take_checked, take_batch, take_messages
 from avow.wire.batch import Batch, check, encode_batch, merge, patch_header
-from avow.wire.messages import Entry, Kind
+from avow.wire.messages import Entry, Kind, Section
 from avow.wire.record import pack_entry
 
 WRITE_ID = bytes(range(16))
@@ -22,7 +22,7 @@ def record_of(values: list[bytes], **columns: object) -> bytes:
     return bytes(encode_batch(values, write_id=WRITE_ID, created_ms=77, **columns))  # type: ignore[arg-type]
 
 
-def entry_of(section: bytes, count: int) -> Batch:
+def entry_of(section: Section, count: int) -> Batch:
     return Batch(pack_entry(Entry(0, 0, Kind.DATA, count, b"", 0, b"", section)))
 
 
