@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 # more than there are cores: half of what the longer tests do is waiting for processes to start
-WAITERS ?= 3
+WAITERS ?= 4
 # tests start hundreds of Python processes; each would compile all it imports again
 unexport PYTHONDONTWRITEBYTECODE
 # in the order of tests/conftest.py, so that the last files are short ones and no core is idle at the end; a test that

@@ -7,6 +7,7 @@ may give by design (OFFLINE to a reader who waits for what never comes, or for a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from avow.server.http.openapi import document
 from avow.server.http.route import Route
 from avow.server.http.routes import ROUTES
 
-EXAMPLES = 60
+EXAMPLES = int(os.environ.get("AVOW_HTTP_EXAMPLES", "30"))
 DOCUMENT = document(version="0")
 CHECKS: list[CheckFunction] = [
     not_a_server_error,

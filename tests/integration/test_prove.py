@@ -1,4 +1,4 @@
-"""Real peers, broken on purpose: half a minute of every fault, and five situations that must go well.
+"""Real peers, broken on purpose: twenty seconds of faults of every kind, and five situations that must go well.
 
 How soon writes resume is measured by `avow prove`, and not asserted: it depends on what else the machine does.
 """
@@ -15,7 +15,7 @@ import pytest
 from avow_lab.campaigns.peers.scripts import SCRIPTS, complaints, late, play
 
 
-def test_half_a_minute_of_every_fault_breaks_no_promise(tmp_path: Path) -> None:
+def test_no_fault_breaks_a_promise(tmp_path: Path) -> None:
     plot = tmp_path / "campaign.html"
     command = [
         sys.executable,
@@ -23,7 +23,7 @@ def test_half_a_minute_of_every_fault_breaks_no_promise(tmp_path: Path) -> None:
         "avow.cli",
         "prove",
         "--minutes",
-        "0.5",
+        "0.34",
         "--seed",
         "1",
         "--json",

@@ -1,7 +1,7 @@
 """One Spark session for all files that a worker runs; every Spark starts with a third of the work (class_archive.py).
 
-The session is not stopped between files. A file that needs other settings ends the JVM before and after its tests, and
-it ends before tests of another folder (java.py).
+The session is not stopped between files, nor while the worker runs tests of other folders. A file that needs other
+settings ends the JVM before and after its tests (java.py).
 
 Programs that tests start inherit it; what Avow itself sets for Spark stays as it is. `make` has made the archive;
 without it the tests only take longer.
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.java import end_java
 from tests.spark.class_archive import SHORT_LIFE, options
 
 from avow.spark.session import session
@@ -35,9 +34,3 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> SparkSession:
     made = session("tests", master="local[2,3]", config=settings)
     made.sparkContext.setLogLevel("OFF")
     return made
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    if nextitem is None or nextitem.path.parent != Path(__file__).parent:
-        end_java()

@@ -1,6 +1,6 @@
 """A driver that is killed with -9 at every stage of a batch, and started again each time: each row is there once.
 
-The same batch is interrupted four times, each time one step further, because a query that starts again does its last
+The same batch is interrupted three times, each time one step further, because a query that starts again does its last
 batch again. Killed is the whole session of the driver: its JVM and its Python workers die with it, as on a machine
 that loses power.
 """
@@ -39,14 +39,10 @@ def test_a_driver_killed_at_any_step_neither_loses_nor_doubles_a_row(tmp_path: P
             _kill_when_held(proxy, arguments, tmp_path)
             assert _visible(queue) == []  # some of it staged
 
-            proxy.hold("/publish?lane=0", what="request")
-            _kill_when_held(proxy, arguments, tmp_path)
-            assert _visible(queue) == []  # all of it staged, twice by now
-
             proxy.hold("/publish?lane=1", what="request")
             _kill_when_held(proxy, arguments, tmp_path)
             half = _visible(queue)
-            assert 0 < len(half) < LINES  # one lane is published
+            assert 0 < len(half) < LINES  # all of it is staged, twice by now, and one lane is published
             assert set(half) < first
 
             proxy.hold("/publish?lane=1", what="answer")

@@ -39,7 +39,6 @@ from avow_lab.campaigns.peers.verdict import (
     resumed_of,
 )
 
-CLIENT_TIMEOUT_S: Final = 8.0
 SESSIONS_PER_QUEUE: Final = 4
 QUIET_S: Final = 60.0
 TROUBLES_KEPT: Final = 20
@@ -47,7 +46,7 @@ TROUBLES_KEPT: Final = 20
 
 class Options(campaign.Options, frozen=True, kw_only=True):
     """`plot` empty: none. `code`: the folder of another version's packages, which peers run until a script replaces
-    them; empty: this version."""
+    them; empty: this version. `client_timeout_s`: a write without an answer for so long counts as unknown."""
 
     seconds: float = 60.0
     peers: int = 3
@@ -56,6 +55,7 @@ class Options(campaign.Options, frozen=True, kw_only=True):
     network: str = "auto"  # auto, proxy or namespaces
     plot: str = ""
     code: str = ""
+    client_timeout_s: float = 8.0
 
 
 class Progress(Struct, frozen=True):
@@ -151,7 +151,7 @@ class PeerCampaign:
                 self._stop_ns = time.monotonic_ns()
                 self._phase = "letting sessions finish"
                 self._stopping.set()
-                await _finish(running)
+                await _finish(running, timeout_s=self._options.client_timeout_s + 4)
 
     async def _sessions(self, clients: AsyncExitStack) -> list[Session]:
         first = await clients.enter_async_context(await self._connect())
@@ -168,9 +168,8 @@ class PeerCampaign:
 
     async def _connect(self) -> Client:
         cluster = self._testbed.cluster
-        return await connect(
-            cluster.addresses, token=cluster.token or None, ca=cluster.ca or None, timeout_s=CLIENT_TIMEOUT_S
-        )
+        timeout_s = self._options.client_timeout_s
+        return await connect(cluster.addresses, token=cluster.token or None, ca=cluster.ca or None, timeout_s=timeout_s)
 
     # ------------------------------------------------------------------ the verdict
 
@@ -231,8 +230,8 @@ def choose_network(wanted: str) -> tuple[str, str]:
     return "proxy", f"partitions went through a proxy: {reason}"
 
 
-async def _finish(running: Sequence[asyncio.Task[None]]) -> None:
-    _, late = await asyncio.wait(running, timeout=CLIENT_TIMEOUT_S + 4)
+async def _finish(running: Sequence[asyncio.Task[None]], *, timeout_s: float) -> None:
+    _, late = await asyncio.wait(running, timeout=timeout_s)
     for task in late:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)

@@ -20,6 +20,7 @@ from avow_lab.campaigns.peers.faults import Faults
 from avow_lab.campaigns.peers.verdict import Verdict
 
 RESUME_S_MAX: Final = 2.0
+ANSWER_S_MAX: Final = 60.0  # of a write, on a machine that is busy with other things
 EXPECTED_REFUSALS: Final = frozenset({"NOT_EQUAL"})  # the answer to an expected cursor that was passed
 
 
@@ -61,7 +62,7 @@ SCRIPTS: Final = tuple(_SCRIPTS)
 
 def play(name: str, *, seed: int = 1, seconds: float = 5.0) -> Verdict:
     script, strategy = _SCRIPTS[name]
-    options = Options(seconds=seconds, seed=seed, strategy=strategy, network="proxy")
+    options = Options(seconds=seconds, seed=seed, strategy=strategy, network="proxy", client_timeout_s=ANSWER_S_MAX)
     return prove(partial(PeerCampaign, script=script), options)
 
 
