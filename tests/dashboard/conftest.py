@@ -1,4 +1,8 @@
-"""One browser and one cluster of three peers for all tests of the dashboard that need no tokens."""
+"""One browser and one cluster of three peers for the tests of a file that need no tokens.
+
+Both end with the file: while it runs, the browser's driver has an event loop of its own in this thread, and no other
+test could run one.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ from tests.dashboard.browsing import browsing
 from avow.testing.cluster import LocalCluster
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with browsing() as running:
         yield running
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(3) as running:
         stage.fill(running)
