@@ -127,10 +127,6 @@ class Lane:
                 del self._unapplied[: len(run)]
                 self._forget_waiting(run[-1].lsn)
 
-    @property
-    def stalled(self) -> bool:
-        return bool(self._unapplied)
-
     def _next_run(self) -> list[Step]:
         """One step, or several that append consecutive entries and fit into one write."""
         run, size, following = [self._unapplied[0]], self._unapplied[0].size, 0

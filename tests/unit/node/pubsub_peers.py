@@ -100,9 +100,8 @@ class Peer:
     def read_at_least(self, request: int, lane: int, version: int, now: float) -> None:
         self.node.reach(request, lane, level="at_least", version=version, now=now)
 
-    def read_linearizable(self, request: int) -> None:
-        self.queue.read_linearizable(request)
-        self.node.touch(self.queue.route)
+    def read_linearizable(self, request: int, lane: int, now: float) -> None:
+        self.node.reach(request, lane, level="linearizable", version=0, now=now)
 
     def move_cursor(
         self, request: int, subscriber: str, versions: Mapping[int, int], *, write_id: bytes, now: float

@@ -54,7 +54,7 @@ def test_a_repeated_write_id_hears_the_first_outcome(three: Cluster) -> None:
 def test_what_needs_one_order_is_refused_with_a_reason(three: Cluster) -> None:
     peer = three.peers[1]
     peer.write(1, Write(Kind.DATA, b"a", 1, expected=0), three.now)
-    peer.read_linearizable(2)
+    peer.read_linearizable(2, peer.open_lane, three.now)
     three.settle()
     for request in (1, 2):
         (answer,) = three.answers[request]

@@ -357,10 +357,6 @@ class PubSubQueue:
         """Answers once these versions are readable here: a reader sees its own writes, and never less than before."""
         self._reads.at_least(request, versions)
 
-    def read_linearizable(self, request: int) -> None:
-        """Always refused, with the reason."""
-        self._reads.linearizable(request)
-
     def cancel(self, request: int) -> None:
         """The client does not wait any more. The answer may still come, and a write still happens."""
         self._reads.cancel(request)

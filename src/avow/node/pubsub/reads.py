@@ -1,7 +1,7 @@
 """Reads of a pub-sub queue at one peer.
 
-Order is per lane and versions are vectors {lane: version}. There is no common end, so linearizable reads are refused
-with a reason; a reader that must see its own writes names their versions (`at_least`). A removed lane counts as
+Order is per lane and versions are vectors {lane: version}. There is no common end, so the node refuses
+linearizable reads; a reader that must see its own writes names their versions (`at_least`). A removed lane counts as
 reached, because its messages can no longer be read.
 
 Entries are read from memory or disk: the index has the positions of versions (`ranges`), `reader` fetches entries.
@@ -48,10 +48,6 @@ class Reads:
             self._answer(request, Refusal(InvalidRequest.code, reason=reason))
         else:
             self._at_least.append((request, dict(versions)))
-
-    def linearizable(self, request: int) -> None:
-        reason = "the lanes of a pub-sub queue have no common order; read `local`, or `at_least` a cursor"
-        self._answer(request, Refusal(InvalidRequest.code, reason=reason))
 
     def cancel(self, request: int) -> None:
         if self._at_least:
