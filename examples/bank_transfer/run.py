@@ -77,7 +77,7 @@ def transfer(number: int, a: Program, b: Program, seed: int) -> int | None:
         if said["committed"] is not None:
             return amount if said["committed"] else None
         time.sleep(0.1)
-    raise SystemExit(f"transfer {number} was never answered; see {a.last_words()}")
+    raise SystemExit(f"transfer {number} was never answered; see {a.log_tail()}")
 
 
 def killing(

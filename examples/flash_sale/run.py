@@ -100,7 +100,7 @@ async def wanting(scene: Scene, sale: str, user: str) -> int:
         if status in (201, 410):
             return status
         await asyncio.sleep(0.1)
-    raise SystemExit(f"user {user} was never answered; {scene.shop.last_words()}")
+    raise SystemExit(f"user {user} was never answered; {scene.shop.log_tail()}")
 
 
 async def decided(client: Client, gids: list[str]) -> None:

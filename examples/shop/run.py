@@ -70,7 +70,7 @@ def place(number: int, shop: Program, seed: int) -> bool:
         if said is not None:
             return said
         time.sleep(0.1)
-    raise SystemExit(f"order {number} was never answered; {shop.last_words()}")
+    raise SystemExit(f"order {number} was never answered; {shop.log_tail()}")
 
 
 def killing(kills: int, shop: Program, cluster: LocalCluster, draw: random.Random, stop: threading.Event) -> int:

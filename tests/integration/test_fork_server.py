@@ -59,7 +59,7 @@ def test_it_ends_with_its_own_exit_code(fork_server: ForkServer, tmp_path: Path)
         one.launch("--colour")
         assert one.wait_dead(20.0)
         assert one.exit_code == 2
-        assert "--colour" in one.last_words()
+        assert "--colour" in one.log_tail()
 
 
 def test_children_end_with_their_fork_server(tmp_path: Path) -> None:

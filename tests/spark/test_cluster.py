@@ -73,7 +73,7 @@ def test_an_executor_is_killed_while_slow_tasks_may_run_twice_and_each_row_is_th
         places = {"topic": "copies", "checkpointLocation": str(tmp_path / "checkpoint")}
         query = sink.options(**places).trigger(availableNow=True).start()
 
-        wait_until((tmp_path / "checkpoint" / "commits" / "0").exists, timeout_s=ENDS_S, what=machines.last_words)
+        wait_until((tmp_path / "checkpoint" / "commits" / "0").exists, timeout_s=ENDS_S, what=machines.log_tail)
         assert machines.kill_executor()
         assert query.awaitTermination(int(ENDS_S))
 

@@ -175,7 +175,7 @@ class DemoChain(Chain):
         with BlockingConnection(Address("127.0.0.1", self.driver.port)) as connection:
             answer = connection.request("POST", "/audit", body=msgspec.json.encode(spec), timeout_s=AUDIT_S)
         if isinstance(answer, Lost):
-            raise Offline(f"the driver did not answer the audit: {answer.reason}; {self.driver.last_words()}")
+            raise Offline(f"the driver did not answer the audit: {answer.reason}; {self.driver.log_tail()}")
         if answer.status != HTTPStatus.OK:
             raise Offline(f"the audit failed: {answer.body.decode(errors='replace')[:1_000]}")
         return msgspec.json.decode(answer.body, type=Report)

@@ -114,7 +114,7 @@ class Story:
     def flow(self) -> None:
         chain = self._chain
         self._tell("orders", "first", "a first customer orders; Spark is still starting")
-        self._wait(self._first_rows, what=chain.driver.last_words, timeout_s=STARTED_S)
+        self._wait(self._first_rows, what=chain.driver.log_tail, timeout_s=STARTED_S)
         chain.driver.wait_serving()
         waiting = len(chain.load.told)
         text = f"Spark is running: the first of {plural(waiting, 'order')} that waited in the queue are rows"
@@ -136,7 +136,7 @@ class Story:
             after = self._wait(lambda: self._taken_over(peer, len(named)), what="no peer took over")
             known_s = time.monotonic() - killed_s
             successors = tuple(sorted({after[index] for index in lanes}))
-            self._wait(lambda: chain.load.served_since(killed_s), what=chain.shop.last_words)
+            self._wait(lambda: chain.load.served_since(killed_s), what=chain.shop.log_tail)
             longest_s = chain.load.longest_s(since_s=killed_s)
             self._takeover = Takeover(peer, pid, len(lanes), successors, known_s, longest_s, usual_s)
             self._tell_takeover(self._takeover)
@@ -165,10 +165,10 @@ class Story:
         began_s = time.monotonic()
         self._tell("draining", "closing", "no more orders; messages in flight are delivered")
         chain.load.finish()
-        self._wait(lambda: chain.load.over, what=chain.shop.last_words)
+        self._wait(lambda: chain.load.over, what=chain.shop.log_tail)
         try:
             chain.load.stop()  # raises a customer's error
-            self._wait(self._arrived, what=chain.driver.last_words)
+            self._wait(self._arrived, what=chain.driver.log_tail)
         except Offline as error:  # the audit says more
             self._stuck = str(error)
             return
@@ -242,7 +242,7 @@ class Story:
         with ThreadPoolExecutor(1, thread_name_prefix="avow-audit") as pool:
             asked = pool.submit(self._chain.audit, self._chain.spec())
             try:
-                self._wait(asked.done, what=self._chain.driver.last_words, timeout_s=STARTED_S)
+                self._wait(asked.done, what=self._chain.driver.log_tail, timeout_s=STARTED_S)
             except BaseException:
                 self._chain.driver.kill()  # its answer is not needed
                 raise
@@ -263,7 +263,7 @@ class Story:
 
     def _wait_share(self, share: float) -> None:
         load = self._chain.load
-        self._wait(lambda: self.share >= share or load.over, what=self._chain.shop.last_words, timeout_s=24 * 3600.0)
+        self._wait(lambda: self.share >= share or load.over, what=self._chain.shop.log_tail, timeout_s=24 * 3600.0)
 
     def _pause(self, pause_s: float) -> None:
         if self._stopping.wait(pause_s):

@@ -17,7 +17,7 @@ class Process:
     def end(self, exit_code: int) -> None:
         self.alive, self.exit_code = False, exit_code  # type: ignore[assignment]
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return "its log ends with: boom"
 
 

@@ -90,7 +90,7 @@ class Load:
                 return committed
             self.repeated += 1
             self._closed.wait(self._retry_s)
-        raise Offline(f"order {order.id} was not answered within {ORDER_TIMEOUT_S:g} s; {self._shop.last_words()}")
+        raise Offline(f"order {order.id} was not answered within {ORDER_TIMEOUT_S:g} s; {self._shop.log_tail()}")
 
     def _ask(self, order: Order) -> bool | None:
         with BlockingConnection(Address("127.0.0.1", self._shop.port)) as connection:

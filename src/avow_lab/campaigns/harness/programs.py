@@ -65,9 +65,9 @@ class Program:
         self._process = self._spawn(flags, {**os.environ, **(environment or {})})
 
     def wait_serving(self) -> None:
-        wait_until(self._has_reported, timeout_s=START_S, what=self.last_words)
+        wait_until(self._has_reported, timeout_s=START_S, what=self.log_tail)
         if not self.said:
-            raise Offline(f"{self.name} ended with exit code {self.exit_code}; {self.last_words()}")
+            raise Offline(f"{self.name} ended with exit code {self.exit_code}; {self.log_tail()}")
         self.port = int(str(self.said["url"]).rpartition(":")[2])
 
     @property
@@ -89,7 +89,7 @@ class Program:
                 self._process.send_signal(signal.SIGKILL)
             self._process.wait(STOP_S)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return f"the log of {self.name} ends with: {' | '.join(lines[-_LOG_TAIL_LINES:]) or '(nothing)'}"
 

@@ -199,4 +199,4 @@ class Testbed:
 
     def logs(self) -> str:
         service = getattr(self, "_service", None)
-        return service.last_words() if service else ""
+        return service.log_tail() if service else ""

@@ -53,6 +53,6 @@ def _wait_ended(program: SparkDriver) -> None:
         return not any(os.path.exists(f"/proc/{pid}") for pid in below)
 
     try:
-        wait_until(ended, timeout_s=ARCHIVED_S, what=program.last_words)
+        wait_until(ended, timeout_s=ARCHIVED_S, what=program.log_tail)
     finally:
         processes.kill(*below)
