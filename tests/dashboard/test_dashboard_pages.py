@@ -208,7 +208,7 @@ def test_pipelines_say_how_to_start_one_then_how_they_do(browser: Browser, clust
         listed = page.get_by_role("table", name="Pipelines")
         expect(listed).to_contain_text("5,000")
         assert "running" in row(page, "Pipelines", "orders-to-delta")
-        assert "died" in row(page, "Pipelines", "silent")
+        assert "crashed" in row(page, "Pipelines", "silent")
         page.get_by_role("link", name="orders-to-delta").click()
         plot = page.get_by_role("img", name=re.compile("^Rows per second. now"))
         expect(plot).to_be_visible()

@@ -303,7 +303,7 @@ def test_cancelling_the_wait_for_a_commit_does_not_cancel_it() -> None:
     run(scenario)
 
 
-# ---------------------------------------------------------------------- windows, tombstones, restarts
+# ---------------------------------------------------------------------- windows, ended channels, restarts
 
 
 def test_after_the_window_the_channel_has_expired_and_pending_is_handed_back() -> None:
@@ -321,11 +321,11 @@ def test_after_the_window_the_channel_has_expired_and_pending_is_handed_back() -
             proxy.refusing = True
             proxy.reset_all()
             await until(lambda: listener.statistics()["detached"])
-            other.channel.ack_commit(1)  # said to nobody; the tombstone says it
+            other.channel.ack_commit(1)  # no socket sends it; the stored End carries it
             gone = await other.channel.wait_ended()
             assert gone is not None
             assert (gone.reason, [bytes(one.value) for one in gone.pending]) == ("EXPIRED", [b"never taken"])
-            assert listener.statistics()["expired"] == listener.statistics()["tombstones"] == 1
+            assert listener.statistics()["expired"] == listener.statistics()["ended"] == 1
             proxy.refusing = False
             failed = await channel.wait_ended()
             assert failed is not None

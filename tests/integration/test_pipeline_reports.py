@@ -19,7 +19,7 @@ from avow.client.blocking import BlockingClient, connect_blocking
 from avow.limits import PIPELINES_QUEUE
 from avow.spark.pipelines import reports
 from avow.spark.pipelines.progress import Counts
-from avow.spark.pipelines.reports import Report, Reporter, marked_died, read_reports
+from avow.spark.pipelines.reports import Report, Reporter, marked_crashed, read_reports
 from avow.spark.pipelines.spec import Cluster
 from avow.spark.pipelines.status import Status
 
@@ -163,8 +163,8 @@ def test_without_the_right_nothing_is_reported_and_one_warning_says_so(
 def test_a_run_that_is_not_heard_for_ten_seconds_has_died_and_an_ended_one_has_not() -> None:
     alive = Report(name="b", kind="replay", state="running", at_s=100.0)
     ended = Report(name="a", kind="audit", state="done", at_s=1.0)
-    assert [one.state for one in marked_died([alive, ended], now_s=109.0)] == ["done", "running"]
-    assert [one.state for one in marked_died([alive, ended], now_s=111.0)] == ["done", "died"]
+    assert [one.state for one in marked_crashed([alive, ended], now_s=109.0)] == ["done", "running"]
+    assert [one.state for one in marked_crashed([alive, ended], now_s=111.0)] == ["done", "crashed"]
 
 
 def test_reports_that_are_none_are_passed_over(client: BlockingClient, queue: str) -> None:

@@ -1,4 +1,4 @@
-"""The whole chain in a short form: everybody is killed once, the books close, and every planted error is named."""
+"""The whole chain in short: each process is killed once, the audit is clean, and every planted error is found."""
 
 from __future__ import annotations
 

@@ -78,6 +78,6 @@ def test_an_executor_is_killed_while_slow_tasks_may_run_twice_and_each_row_is_th
         assert query.awaitTermination(int(ENDS_S))
 
         found = (bytes(value).decode() for batch in client.queue("copies").read() for value in batch.values())
-        books = count_rows({str(number) for number in range(ROWS)}, found)
-        assert books.clean, books
-        assert books.rows == ROWS
+        counts = count_rows({str(number) for number in range(ROWS)}, found)
+        assert counts.clean, counts
+        assert counts.rows == ROWS

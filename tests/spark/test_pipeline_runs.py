@@ -105,7 +105,7 @@ def test_a_replay_is_one_transaction_over_the_same_way(
     assert len(values(client, "again")) == 20
 
 
-def test_a_table_in_postgresql_takes_each_row_once_and_an_audit_closes_the_books(
+def test_a_table_in_postgresql_takes_each_row_once_and_an_audit_finds_nothing(
     peer: LocalCluster, client: BlockingClient, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     url = f"{postgres_server.dsn}?table=orders_taken"
@@ -117,16 +117,16 @@ def test_a_table_in_postgresql_takes_each_row_once_and_an_audit_closes_the_books
         counted = connection.execute("select count(*), count(distinct id) from orders_taken").fetchone()
     assert counted == (ROWS, ROWS)
     stages = f'[queue]\nname = "orders"\nid = "string(value)"\n[table]\nurl = "{url}"\nid = "id"'
-    report = run_audit(written(tmp_path, "books", peer, f'kind = "audit"\n{stages}'))
+    report = run_audit(written(tmp_path, "compared", peer, f'kind = "audit"\n{stages}'))
     assert report.clean, report.text()
     assert (report.rows("queue"), report.rows("table")) == (ROWS, ROWS)
 
 
-def test_every_kind_has_told_the_cluster_how_it_ended(client: BlockingClient) -> None:
+def test_every_kind_reports_to_the_cluster_how_it_ended(client: BlockingClient) -> None:
     found = {one.name: one for one in read_reports(client)}
     assert {name: (one.kind, one.state) for name, one in found.items()} == {
         "again": ("replay", "done"),
-        "books": ("audit", "done"),
+        "compared": ("audit", "done"),
         "shout": ("transform", "done"),
         "taken": ("transform", "done"),
     }

@@ -99,7 +99,7 @@ def test_a_hundred_thousand_messages_are_archived_trimmed_and_read_back_each_ver
     spark: SparkSession, peer: LocalCluster, tmp_path: Path
 ) -> None:
     done = run_archive(spark, peer.addresses, tmp_path, messages=100_000, lanes=2, batch_rows=40_000)
-    assert done.clean, done.books
+    assert done.clean, done.totals
 
 
 def test_an_archive_is_trimmed_and_read_back_whole_though_batches_and_its_checkpoint_are_lost(

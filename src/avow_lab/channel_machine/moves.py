@@ -3,8 +3,8 @@
 A move that makes no sense at the moment does nothing, so any sequence of moves is a walk. Every move checks everything
 before it returns and raises a Violation.
 
-The acceptor's process has one channel and at most one tombstone. A restart closes its sockets, as an operating system
-does: a Hello never reaches a process that did not accept its socket.
+The acceptor's process has one channel, or the End of one that has ended. A restart closes its sockets, as an operating
+system does: a Hello never reaches a process that did not accept its socket.
 """
 
 from __future__ import annotations
@@ -188,10 +188,10 @@ class Moves(Stage):
         if socket.refused or not isinstance(hello, Hello):
             return
         acceptor = self.acceptor
-        if acceptor is None and self.tombstone is None and hello.fresh:
+        if acceptor is None and self.stored_end is None and hello.fresh:
             acceptor = self._begin()
         if acceptor is None or acceptor.over is not None:
-            self._refuse(socket, frames.end_bytes(self.tombstone or frames.End(EndCode.UNKNOWN_CHANNEL)))
+            self._refuse(socket, frames.end_bytes(self.stored_end or frames.End(EndCode.UNKNOWN_CHANNEL)))
             return
         stale = hello.generation <= int(acceptor.core.statistics()["generation"])
         self.counts["stale Hellos"] += stale
@@ -224,9 +224,9 @@ class Moves(Stage):
 
     def restart(self) -> None:
         """The acceptor's process is killed and started again: its memory and its sockets are lost."""
-        if self.acceptor is None and self.tombstone is None:
+        if self.acceptor is None and self.stored_end is None:
             return
-        self.acceptor = self.tombstone = None
+        self.acceptor = self.stored_end = None
         self.counts["restarts"] += 1
         for socket in self.sockets:
             socket.ways[DIALER].cut()

@@ -47,7 +47,7 @@ class Stage:
         self.channel, self.token = self.channels.to_bytes(16), bytes(15) + b"\7"
         self.sockets: list[Socket] = []
         self.acceptor: End | None = None
-        self.tombstone: frames.End | None = None
+        self.stored_end: frames.End | None = None
         there, back = (Direction(name, self.shares[name]) for name in (DIALER, ACCEPTOR))
         self.dialer = End(DIALER, self.core(DIALER), out=there, into=back)
         self.resend(self.dialer)
@@ -166,7 +166,7 @@ class Stage:
         self.counts[f"ended {event.code.name}"] += 1
         if end.name == ACCEPTOR:
             into = end.into
-            self.tombstone = frames.End(event.code, into.acked, into.received, event.name, event.text)
+            self.stored_end = frames.End(event.code, into.acked, into.received, event.name, event.text)
 
 
 def _words(event: Ended) -> tuple[int, str, str]:

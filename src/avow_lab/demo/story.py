@@ -5,7 +5,7 @@
     3 peer       kill -9 of the peer that coordinates most lanes; the take-over and the customers' waits; it comes back
     4 shop       kill -9 of the shop in the middle of orders; it comes back, and checkbacks decide its open pledges
     5 draining   no more orders; wait until every order is a message and a row
-    6 books      the audit
+    6 audit      Spark compares all stages, order by order
     7 next       hints
 
 The peer is killed after a third of the requested orders (or seconds), the shop after two thirds, so a short run has all
@@ -79,7 +79,7 @@ class Story:
         self.kill_peer()
         self.kill_shop()
         self.drain()
-        verdict = self.close_books()
+        verdict = self.audit()
         return verdict if self._options.plant is None else self.spoil(verdict, self._options.plant)
 
     @property
@@ -177,14 +177,14 @@ class Story:
 
     def spoil(self, before: Verdict, kind: PlantKind) -> Verdict:
         """Plant an error and audit again: the audit must find it."""
-        self._tell("books", "closed", "the books before the error", clean=before.clean, counted=before.counted)
+        self._tell("audit", "audited", "the audit before the error", clean=before.clean, counted=before.counted)
         planted = f"{kind} {plant(self._chain, kind).id}"
-        self._tell("books", "planted", f"an error was planted: {planted}")
-        return self.close_books(planted)
+        self._tell("audit", "planted", f"an error was planted: {planted}")
+        return self.audit(planted)
 
-    def close_books(self, planted: str = "") -> Verdict:
+    def audit(self, planted: str = "") -> Verdict:
         chain = self._chain
-        self._tell("books", "auditing", "Spark joins database, pledges, queue and table, order by order")
+        self._tell("audit", "auditing", "Spark joins database, pledges, queue and table, order by order")
         report = self._audited()
         committed, rolled_back = chain.load.counts
         return Verdict(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import spark_plot, spark_results
-from benchmarks.spark_archive import Stretch, books_of
+from benchmarks.spark_archive import Stretch, totals_of
 from benchmarks.spark_latency import phases_of, told
 
 
@@ -36,9 +36,9 @@ def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
 
 def test_a_lane_that_was_read_whole_closes_its_books() -> None:
     parts = [Stretch(1, 1, 5, 5, 5), Stretch(0, 4, 9, 6, 6), Stretch(0, 1, 3, 3, 3)]
-    books = books_of(parts, ends={0: 9, 1: 5}, trimmed=4)
-    assert books.clean
-    assert (books.rows, books.stretches) == (14, 3)
+    totals = totals_of(parts, ends={0: 9, 1: 5}, trimmed=4)
+    assert totals.clean
+    assert (totals.rows, totals.stretches) == (14, 3)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_lane_that_was_read_whole_closes_its_books() -> None:
     ],
 )
 def test_what_is_missing_doubled_or_wrong_is_named(parts: list[Stretch], said: str) -> None:
-    assert said in books_of(parts, ends={0: 9}, trimmed=0).faults
+    assert said in totals_of(parts, ends={0: 9}, trimmed=0).faults
 
 
 def test_a_latency_is_judged_by_its_median(capsys: pytest.CaptureFixture[str]) -> None:

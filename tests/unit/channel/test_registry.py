@@ -1,4 +1,4 @@
-"""The registry of channels: results of a Hello, windows, tombstones, bounds."""
+"""The registry of channels: results of a Hello, windows, ended channels, bounds."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_without_a_socket_a_channel_expires_and_its_tombstone_has_the_last_word(
         assert gone.reason == "EXPIRED"
         assert [one.value for one in gone.pending] == [b"never taken"]
         found = pair.network.registry.statistics()
-        assert (found["open"], found["expired"], found["tombstones"]) == (0, 1, 1)
+        assert (found["open"], found["expired"], found["ended"]) == (0, 1, 1)
 
         pair.network.errors.clear()
         failed = await pair.near.wait_ended()
@@ -307,7 +307,7 @@ def test_an_initiator_may_wish_for_a_shorter_window_and_not_for_a_longer_one() -
 
 def test_the_oldest_tombstone_is_forgotten_first() -> None:
     async def scenario() -> None:
-        registry = new_registry(tombstones_max=2, channels_max=10)
+        registry = new_registry(ended_channels_max=2, channels_max=10)
         begun: list[Channel] = []
         for number in range(3):
             stranger = come(registry, begun=begun)
@@ -315,7 +315,7 @@ def test_the_oldest_tombstone_is_forgotten_first() -> None:
             begun[-1].abort("enough")
             await turns()
             assert code_of(stranger) is EndCode.ABORTED
-        assert registry.statistics()["tombstones"] == 2
+        assert registry.statistics()["ended"] == 2
         codes = []
         for number in range(3):
             late = come(registry)

@@ -122,11 +122,11 @@ def verdict(found: Report, sample: Sample, **given: str | list[str]) -> Verdict:
     )
 
 
-def test_books_agree_when_audit_and_stages_count_the_same() -> None:
+def test_the_verdict_is_clean_when_audit_and_stages_count_the_same() -> None:
     made = verdict(report(), Sample(10, 10, 10))
     assert made.clean
     assert exit_code(made) == 0
-    assert verdict_lines(made)[-1].plain == "The books agree: 10 orders = 10 messages = 10 rows, in 60 s."
+    assert verdict_lines(made)[-1].plain == "All counts agree: 10 orders = 10 messages = 10 rows, in 60 s."
     assert verdict_object(made)["clean"] is True
 
 
@@ -154,7 +154,7 @@ def test_what_is_wrong_is_said(made: Verdict, said: str) -> None:
     assert exit_code(made) == 1
     text = "\n".join(line.plain for line in verdict_lines(made))
     assert said in text
-    assert text.endswith("The books do not agree.")
+    assert text.endswith("The counts do not agree.")
 
 
 def test_without_pyspark_it_says_what_to_install_and_starts_nothing() -> None:

@@ -152,7 +152,7 @@ def test_a_report_lists_the_first_ids_of_each_finding() -> None:
     assert msgspec.json.decode(msgspec.json.encode(made), type=Report) == made
 
 
-def test_an_audit_reports_to_the_cluster_it_asks_and_says_failed_when_the_books_do_not_close() -> None:
+def test_an_audit_reports_to_the_cluster_it_asks_and_is_failed_when_it_is_not_clean() -> None:
     tables = {"business": {"database": "sqlite:a", "query": "q"}, "table": {"url": "delta:t", "id": "i"}}
     assert report_cluster(AuditSpec.from_table(tables)) is None
     assert report_cluster(AuditSpec.from_table({**tables, "servers": "http://a:1"})) == Cluster(servers="http://a:1")
@@ -160,9 +160,9 @@ def test_an_audit_reports_to_the_cluster_it_asks_and_says_failed_when_the_books_
     assert report_cluster(AuditSpec.from_table(queue)) == Cluster(servers="http://b:1", token="t")
 
     stages = (StageCount("queue", "orders", 3, 3), StageCount("table", "delta", 2, 2))
-    begun = Status(name="books", kind="audit", state="running")
-    ended = ended_status(begun, Report("books", stages, {}, (), duration_s=0.5))
+    begun = Status(name="shop", kind="audit", state="running")
+    ended = ended_status(begun, Report("shop", stages, {}, (), duration_s=0.5))
     assert (ended.state, ended.error, ended.counts.rows, ended.counts.rows_per_s) == ("done", "", 5, 10.0)
     lost = Finding("lost", "table", "rows", 1, ("7",))
-    ended = ended_status(begun, Report("books", stages, {}, (lost,)))
+    ended = ended_status(begun, Report("shop", stages, {}, (lost,)))
     assert (ended.state, ended.error) == ("failed", "The audit is not clean: 1 lost.")

@@ -116,7 +116,7 @@ def test_a_status_tells_whether_its_run_lives(tmp_path: Path) -> None:
         assert (found.state, found.rows) == ("running", 7)
         with pytest.raises(Refused, match="is already running"), locked(folder):
             pass
-    assert read_status(folder, name="p", kind="archive").state == "died"
+    assert read_status(folder, name="p", kind="archive").state == "crashed"
 
 
 @pytest.mark.parametrize(

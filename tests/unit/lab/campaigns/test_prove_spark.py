@@ -62,9 +62,9 @@ def test_what_the_dead_left_is_no_trace_of_the_living(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_lost_doubled_or_foreign_are_named() -> None:
-    books = count_rows({"1", "2", "3"}, ["1", "1", "3", "9"])
-    assert (books.rows, books.lost, books.doubled, books.foreign) == (4, ["2"], ["1"], ["9"])
-    assert not books.clean
+    counts = count_rows({"1", "2", "3"}, ["1", "1", "3", "9"])
+    assert (counts.rows, counts.lost, counts.doubled, counts.foreign) == (4, ["2"], ["1"], ["9"])
+    assert not counts.clean
     assert count_rows({"1", "2"}, ["2", "1"]).clean
 
 
@@ -92,8 +92,8 @@ def test_every_kill_is_given_to_one_testbed_and_those_on_the_cluster_to_the_same
 @pytest.mark.parametrize(("doubled", "said"), [([], "All promises held."), (["17"], "doubled in the table: 17")])
 def test_a_verdict_tells_what_was_hit_and_what_is_wrong(doubled: list[str], said: str) -> None:
     run = Run(Kill("driver", "table", "published", on_cluster=True), {"queue": "staging", "table": "published"}, 3.0)
-    books = {"queue": RowCounts(60, [], [], []), "table": RowCounts(60 + len(doubled), [], doubled, [])}
-    verdict = Verdict(7, 60.0, 60, [run], books, {"queue": 2, "table": 2}, speculated=3)
+    counts = {"queue": RowCounts(60, [], [], []), "table": RowCounts(60 + len(doubled), [], doubled, [])}
+    verdict = Verdict(7, 60.0, 60, [run], counts, {"queue": 2, "table": 2}, speculated=3)
     out = io.StringIO()
     print_verdict(Console(file=out, width=120), verdict)
     assert said in out.getvalue()
