@@ -26,7 +26,7 @@ class Ended(Exception):
     pass
 
 
-def test_concurrent_writers_share_syncs_and_all_of_them_are_told(tmp_path: Path) -> None:
+def test_concurrent_writers_share_syncs_and_each_gets_its_callback(tmp_path: Path) -> None:
     store = FileStore(DiskFiles(tmp_path))
     store.load()
     told = [0] * 16
@@ -78,7 +78,7 @@ def test_callbacks_run_where_call_soon_puts_them(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_log_goes_round_its_segments_while_a_thread_settles_behind_it(tmp_path: Path) -> None:
+def test_the_log_reuses_its_segments_while_a_thread_checkpoints_behind_it(tmp_path: Path) -> None:
     store = FileStore(DiskFiles(tmp_path), sizes=TINY)
     store.load()
     last = threading.Event()
@@ -208,7 +208,7 @@ def test_a_killed_process_leaves_everything_it_acknowledged(tmp_path: Path) -> N
     assert image.damage == []
 
 
-def test_on_a_quick_disk_the_writer_syncs_and_is_told_before_it_goes_on(tmp_path: Path) -> None:
+def test_on_a_fast_disk_the_writer_syncs_and_is_called_back_before_it_continues(tmp_path: Path) -> None:
     elsewhere: list[object] = []
     store = FileStore(DiskFiles(tmp_path), call_soon=elsewhere.append, in_place_below_s=60.0)
     store.load()
