@@ -110,7 +110,7 @@ def containers(secrets: Path, tmp_path: Path) -> Iterator[dict[str, Container]]:
         yield made
 
 
-def test_what_compose_gives_is_enough_to_listen_beyond_loopback(secrets: Path) -> None:
+def test_the_compose_file_sets_all_that_a_peer_needs_to_listen_beyond_loopback(secrets: Path) -> None:
     for name, service in COMPOSE["services"].items():
         settings = load({}, environment=mounted(environment(name), secrets))
         assert settings.listen.startswith("0.0.0.0:")
@@ -145,7 +145,7 @@ def see_the_doctor_tell_what_is_wrong(addresses: str, *, token: str, ca: str) ->
         assert all(finding.verdict == "fail" and advice in finding.advice for finding in wrong)
 
 
-def test_three_peers_of_compose_are_a_cluster_that_asks_for_tokens(
+def test_the_three_compose_peers_form_a_cluster_that_requires_tokens(
     containers: dict[str, Container], secrets: Path
 ) -> None:
     first, *others = containers.values()
