@@ -57,7 +57,7 @@ def slowed(rows: DataFrame) -> DataFrame:
     return rows.mapInArrow(slow, rows.schema)
 
 
-def test_an_executor_is_killed_while_slow_tasks_may_run_twice_and_each_row_is_there_once(
+def test_each_row_is_written_once_though_an_executor_is_killed_under_speculation(
     machines: SparkCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
     with LocalCluster(1) as cluster, connect_blocking(cluster.addresses) as client:

@@ -103,7 +103,7 @@ def test_an_interrupted_demo_leaves_nothing(demos: dict[str, Demo]) -> None:
     assert demo.forgotten() == []
 
 
-def test_its_numbers_are_those_of_database_queue_and_table_and_a_missing_row_is_named(demos: dict[str, Demo]) -> None:
+def test_its_numbers_match_database_queue_and_table_and_a_missing_row_is_named(demos: dict[str, Demo]) -> None:
     demo = demos["kept"]
     verdict, audited = demo.wait_for("verdict"), demo.wait_for("audited")
     ordered, sent = database_ids(demo), queue_ids(demo)

@@ -64,7 +64,7 @@ def failing_file(folder: Path, servers: str) -> Path:
     return path
 
 
-def test_a_pipeline_is_interrupted_goes_on_ends_and_fails_with_its_exit_codes(
+def test_a_pipeline_is_interrupted_resumes_ends_and_fails_with_its_exit_codes(
     cluster: LocalCluster, client: BlockingClient, tmp_path: Path
 ) -> None:
     for name in ("orders", "words", "numbers"):
@@ -126,7 +126,7 @@ def check_reports(client: BlockingClient) -> None:
     assert "CAST_INVALID_INPUT" in last["fail"].error
 
 
-def test_what_cannot_start_is_told_before_spark_is_started(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_pipeline_that_cannot_start_fails_before_spark_is_started(cluster: LocalCluster, tmp_path: Path) -> None:
     file = archive_file(tmp_path, cluster.addresses)
     file.write_text(file.read_text().replace('"orders"', '"nowhere"').replace("trim = true", "trim = true\nkeep = 0"))
     code, printed, told = said("run", str(file))

@@ -62,7 +62,7 @@ def texts(count: int) -> list[str]:
 # ----------------------------------------------------------------- what arrives
 
 
-def test_a_message_has_what_its_row_has(
+def test_a_message_has_the_columns_of_its_row(
     spark: SparkSession, cluster: LocalCluster, client: BlockingClient, queue: str
 ) -> None:
     rows = spark.sql("""
@@ -102,7 +102,7 @@ def test_a_named_job_writes_once_and_another_run_of_it_writes_again(
 # --------------------------------------------------------------------- attempts
 
 
-def test_rows_of_a_failed_attempt_are_not_seen(
+def test_rows_of_a_failed_attempt_are_invisible(
     spark: SparkSession, cluster: LocalCluster, client: BlockingClient, queue: str
 ) -> None:
     def twice_in_vain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -184,7 +184,7 @@ def _stream(spark: SparkSession, folder: Path, checkpoint: Path, cluster: LocalC
         (["CASE WHEN value < 90 THEN value END AS value"], {}, r"no value \(null\).*in partition 1"),
     ],
 )
-def test_what_cannot_be_written_is_refused_and_nothing_arrives(
+def test_invalid_rows_are_refused_and_nothing_arrives(
     spark: SparkSession,
     cluster: LocalCluster,
     client: BlockingClient,

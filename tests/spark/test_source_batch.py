@@ -105,7 +105,7 @@ def test_registration_by_hand_is_possible(spark: SparkSession, client: BlockingC
     assert load(spark, servers, subscribe="orders").count() == 2_000
 
 
-def test_nothing_to_read_is_an_empty_frame(spark: SparkSession, client: BlockingClient, servers: str) -> None:
+def test_an_empty_range_gives_an_empty_frame(spark: SparkSession, client: BlockingClient, servers: str) -> None:
     client.create_queue("empty")
     assert load(spark, servers, subscribe="empty").collect() == []
 
