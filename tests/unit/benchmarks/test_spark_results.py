@@ -20,7 +20,7 @@ def test_a_benchmark_replaces_its_own_results_and_leaves_the_others(tmp_path: Pa
     spark_results.add(None, "spark", {"held": True})
 
 
-def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
+def test_a_chart_is_drawn_from_the_available_results(tmp_path: Path) -> None:
     results = {
         "spark": {"rows_per_s": {"tuples": 1e5, "parquet": 2e6, "queue": 1.9e6, "values": 3e6}},
         "spark-latency": {
@@ -34,7 +34,7 @@ def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_lane_that_was_read_whole_closes_its_books() -> None:
+def test_a_lane_that_was_read_completely_passes_the_audit() -> None:
     parts = [Stretch(1, 1, 5, 5, 5), Stretch(0, 4, 9, 6, 6), Stretch(0, 1, 3, 3, 3)]
     totals = totals_of(parts, ends={0: 9, 1: 5}, trimmed=4)
     assert totals.clean
@@ -52,7 +52,7 @@ def test_a_lane_that_was_read_whole_closes_its_books() -> None:
         ([Stretch(0, 1, 9, 9, 9), Stretch(7, 1, 1, 1, 1)], "lane 7: read up to 1, and it ends at 0"),
     ],
 )
-def test_what_is_missing_doubled_or_wrong_is_named(parts: list[Stretch], said: str) -> None:
+def test_missing_duplicate_and_wrong_messages_are_named(parts: list[Stretch], said: str) -> None:
     assert said in totals_of(parts, ends={0: 9}, trimmed=0).faults
 
 
