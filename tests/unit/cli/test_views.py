@@ -44,7 +44,7 @@ def three(**changes: PeerAnswers) -> ClusterView:
     return compose([listed(1), listed(2), listed(3)], answers, asked="http://10.0.0.1:7400")
 
 
-def test_a_lane_ends_where_the_furthest_peer_shows_it_and_the_others_are_behind() -> None:
+def test_a_lane_ends_where_the_most_advanced_peer_shows_it_and_the_others_lag() -> None:
     (lane,) = three().lanes
     assert (lane.end, lane.ends, lane.lag, lane.coordinator) == (120, {1: 120, 2: 120, 3: 100}, {3: 20}, 2)
 
@@ -54,7 +54,7 @@ def test_a_peer_without_a_copy_is_not_behind() -> None:
     assert (lane.end, lane.lag) == (120, {})
 
 
-def test_a_peer_that_calls_itself_coordinator_is_believed_before_the_others() -> None:
+def test_a_peer_that_claims_to_coordinate_is_preferred_to_the_views_of_others() -> None:
     (lane,) = three(p1=said(120, coordinator=1), p2=said(120, coordinator=1), p3=said(100, coordinator=2)).lanes
     assert lane.coordinator == 1
 
@@ -74,23 +74,23 @@ def test_a_peer_that_left_is_not_in_the_table() -> None:
     assert "joining" in shown(tables(view))
 
 
-def test_a_lane_without_a_coordinator_says_so() -> None:
+def test_a_lane_without_a_coordinator_is_shown_as_such() -> None:
     nobody = {f"p{number}": said(1, coordinator=None) for number in (1, 2, 3)}
     assert "none" in shown(tables(three(**nobody)))
 
 
-def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
+def test_names_are_shown_literally_whatever_they_contain() -> None:
     odd = {**queue(1), "name": "[red]alarm[/]"}
     view = compose([listed(1)], {1: PeerAnswers(up=True, ready=True, queues=(odd,))})
     assert "[red]alarm[/]" in shown(tables(view))
 
 
-def test_a_cluster_without_queues_says_what_to_do() -> None:
+def test_an_empty_cluster_says_how_to_create_a_queue() -> None:
     view = compose([listed(1)], {1: PeerAnswers(up=True, ready=True)})
     assert "avow queue create NAME" in shown(tables(view))
 
 
-def test_the_object_has_what_the_tables_have() -> None:
+def test_the_json_object_has_the_contents_of_the_tables() -> None:
     view = three()
     view = ClusterView(
         **{name: getattr(view, name) for name in view.__struct_fields__ if name != "subscribers"},
@@ -146,13 +146,13 @@ def test_the_live_view_shows_peers_before_anybody_answers() -> None:
     assert "starting" in text
 
 
-def test_rates_are_what_was_added_between_two_looks() -> None:
+def test_rates_are_computed_from_two_samples() -> None:
     rates = Rates()
     assert rates.update(three(), 10.0) == {}
     assert rates.update(three(p1=said(320)), 12.0) == {5: 100.0}
 
 
-def test_the_next_lines_begin_with_the_address() -> None:
+def test_the_suggested_commands_name_the_address() -> None:
     assert next_lines("http://a:1")[0] == "export AVOW_API=http://a:1"
 
 
