@@ -142,7 +142,7 @@ def test_a_partition_goes_before_a_key_and_a_null_one_leaves_it_to_the_key() -> 
 
 
 @pytest.mark.parametrize("wrong", [8, -1])
-def test_a_lane_that_there_is_not_is_refused(wrong: int) -> None:
+def test_a_lane_that_does_not_exist_is_refused(wrong: int) -> None:
     rows = batch(value=[b"a", b"b"], partition=pa.array([0, wrong], pa.int32()))
     with pytest.raises(InvalidRequest, match=f"lanes 0 to 7, but a row's partition is {wrong}"):
         parts(rows, lanes=8)

@@ -105,7 +105,7 @@ def test_a_folder_with_other_files_becomes_no_table(kind: str, tmp_path: Path) -
         open_store(f"{kind}:{tmp_path}/t").prepare(SCHEMA, partition_by=("timestamp",))
 
 
-def test_a_table_that_is_not_there_is_told(kind: str, tmp_path: Path) -> None:
+def test_a_missing_table_is_reported(kind: str, tmp_path: Path) -> None:
     store = open_store(f"{kind}:{tmp_path}/t")
     assert store.committed("query") is None
     with pytest.raises(Refused, match=r"is not a (Delta|Parquet) table|does not exist"):
