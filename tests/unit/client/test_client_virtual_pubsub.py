@@ -47,7 +47,7 @@ async def lost_write(cluster: ScriptedCluster, queue: Queue, told: Told = "drop"
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_write_is_never_in_two_lanes_whatever_breaks_and_whoever_dies(seed: int) -> None:
+def test_a_write_is_never_in_two_lanes_whatever_fails(seed: int) -> None:
     """Connections break before and after a write, peers refuse, and peers restart."""
     random = Random(seed)
     troubles: list[Told] = [None, "drop", "act and drop", "silent", Offline("no quorum"), LaneEnded("opening another")]
@@ -76,7 +76,7 @@ def test_a_write_is_never_in_two_lanes_whatever_breaks_and_whoever_dies(seed: in
     assert sorted(everything(cluster), key=int) == [b"%d" % number for number in range(50)]
 
 
-def test_a_lost_answer_is_asked_again_in_the_same_lane_while_its_peer_lives() -> None:
+def test_a_write_without_an_answer_is_retried_in_the_same_lane_while_its_peer_lives() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
@@ -89,7 +89,7 @@ def test_a_lost_answer_is_asked_again_in_the_same_lane_while_its_peer_lives() ->
     assert everything(cluster) == [b"0", b"1"]
 
 
-def test_a_refusal_that_is_definite_frees_the_write_for_another_lane() -> None:
+def test_a_definite_refusal_frees_the_write_for_another_lane() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         cluster.peer(1).script = tell_writes(then=Offline("no quorum here"))
@@ -105,7 +105,7 @@ def test_a_refusal_that_is_definite_frees_the_write_for_another_lane() -> None:
 # ----------------------------------------------------------------------------------------------- the dead owner
 
 
-def test_the_write_of_a_dead_owner_is_asked_about_elsewhere_until_it_is_known_to_be_there() -> None:
+def test_a_dead_owners_write_is_looked_up_at_other_peers_until_it_is_found() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         for peer in cluster.peers[1:]:  # they do not know it yet
@@ -127,7 +127,7 @@ def test_the_write_of_a_dead_owner_is_asked_about_elsewhere_until_it_is_known_to
     assert all(request.query["lane"] == str(LANE) for request in lookups(cluster.peer(2)) + lookups(cluster.peer(3)))
 
 
-def test_the_write_of_a_dead_owner_goes_elsewhere_once_its_lane_has_ended_without_it() -> None:
+def test_a_dead_owners_write_goes_to_another_lane_once_its_lane_has_ended_without_it() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         lost = await lost_write(cluster, queue)
@@ -146,7 +146,7 @@ def test_the_write_of_a_dead_owner_goes_elsewhere_once_its_lane_has_ended_withou
 
 
 @pytest.mark.parametrize("unreachable", [False, True])
-def test_new_writes_go_on_through_another_peer_at_once(unreachable: bool) -> None:
+def test_new_writes_continue_through_another_peer_at_once(unreachable: bool) -> None:
     """Also if connection attempts to the dead peer's address time out."""
 
     async def work(cluster: ScriptedCluster, client: Client) -> None:
@@ -167,7 +167,7 @@ def test_new_writes_go_on_through_another_peer_at_once(unreachable: bool) -> Non
     assert Counter(everything(play(work, pubsub=True, timeout_s=60.0))) == Counter(b"%d" % n for n in range(12))
 
 
-def test_while_nobody_can_know_the_write_ends_unknown_at_its_deadline_with_its_lane() -> None:
+def test_an_undecidable_write_ends_unknown_at_its_deadline_with_its_lane() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
@@ -194,7 +194,7 @@ def test_a_write_that_every_peer_refuses_is_refused_at_its_deadline() -> None:
     assert everything(play(work, pubsub=True, timeout_s=5.0)) == []
 
 
-def test_a_write_that_is_being_asked_about_is_unknown_with_its_lane_when_the_client_is_closed() -> None:
+def test_a_write_under_lookup_is_unknown_with_its_lane_when_the_client_is_closed() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         lost = await lost_write(cluster, queue)

@@ -40,7 +40,7 @@ async def refused(work: asyncio.Future[object] | object) -> AvowError:
 # ------------------------------------------------------------------------------------------ repeats and order
 
 
-def test_a_write_whose_answer_was_lost_is_repeated_with_the_same_id_and_not_doubled() -> None:
+def test_a_write_whose_answer_was_lost_is_retried_with_the_same_id_and_not_duplicated() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
@@ -57,7 +57,7 @@ def test_a_write_whose_answer_was_lost_is_repeated_with_the_same_id_and_not_doub
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_order_is_kept_and_nothing_is_doubled_whatever_connections_break(seed: int) -> None:
+def test_order_is_kept_and_nothing_is_duplicated_whichever_connections_break(seed: int) -> None:
     """Each peer breaks some connections before it executes a write, some after, and leaves some unanswered."""
     random = Random(seed)
 
@@ -81,7 +81,7 @@ def test_order_is_kept_and_nothing_is_doubled_whatever_connections_break(seed: i
     assert everything(play(work, timeout_s=300.0, seed=seed)) == [b"%d" % number for number in range(60)]
 
 
-def test_a_batch_behind_one_that_failed_waits_until_that_one_is_done() -> None:
+def test_a_batch_after_a_failed_one_waits_until_that_is_done() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
@@ -99,7 +99,7 @@ def test_a_batch_behind_one_that_failed_waits_until_that_one_is_done() -> None:
     assert everything(cluster) == [b"1", b"2"]
 
 
-def test_nothing_new_is_sent_while_a_batch_that_failed_waits_for_those_behind_it() -> None:
+def test_nothing_new_is_sent_while_a_failed_batch_waits_for_those_in_flight() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
@@ -141,7 +141,7 @@ def test_a_redirect_is_followed_without_a_pause() -> None:
     play(work)
 
 
-def test_peers_that_send_a_client_round_in_circles_are_not_asked_without_end() -> None:
+def test_a_redirect_loop_between_peers_ends() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         for peer in cluster.peers:
             other = cluster.peer(peer.number % 3 + 1)
@@ -159,7 +159,7 @@ NEVER: list[Told] = [Offline("no quorum")]
 
 
 @pytest.mark.parametrize("told", MAYBE + NEVER, ids=lambda told: told if isinstance(told, str) else told.code)
-def test_at_the_deadline_a_write_is_unknown_if_an_attempt_may_have_happened_and_else_refused(told: Told) -> None:
+def test_at_its_deadline_a_write_is_unknown_if_an_attempt_may_have_happened_else_refused(told: Told) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
@@ -203,7 +203,7 @@ def test_a_write_that_could_reach_nobody_is_refused_at_its_deadline() -> None:
     assert writes(play(work, timeout_s=5.0)) == []
 
 
-def test_an_expectation_that_the_lane_has_passed_is_a_definite_conflict_even_after_a_lost_answer() -> None:
+def test_an_expected_version_that_the_lane_has_passed_is_a_definite_conflict() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue_many([b"1", b"2"])
@@ -218,7 +218,7 @@ def test_an_expectation_that_the_lane_has_passed_is_a_definite_conflict_even_aft
 # ----------------------------------------------------------------------------------------------------- pauses
 
 
-def test_pauses_double_up_to_half_a_second_and_begin_anew_after_a_success() -> None:
+def test_pauses_double_up_to_half_a_second_and_are_reset_by_a_success() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
@@ -238,7 +238,7 @@ def test_pauses_double_up_to_half_a_second_and_begin_anew_after_a_success() -> N
     play(work, timeout_s=60.0)
 
 
-def test_a_silent_connection_is_given_up_after_a_second_and_later_after_more() -> None:
+def test_a_silent_connection_is_given_up_after_a_growing_timeout() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
@@ -292,7 +292,7 @@ def test_a_removal_whose_answer_was_lost_is_done_when_the_repeat_finds_nothing()
     play(work)
 
 
-def test_a_sweep_that_asks_to_be_watched_again_does_not_add_a_timer() -> None:
+def test_a_sweep_that_is_scheduled_again_does_not_add_a_timer() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         swept: list[float] = []
 
@@ -336,7 +336,7 @@ def test_a_queue_is_unknown_only_when_every_peer_says_so(pubsub: bool) -> None:
 
 
 @pytest.mark.parametrize("pubsub", [False, True])
-def test_closing_decides_everything_unknown_where_it_was_sent_and_refused_where_not(pubsub: bool) -> None:
+def test_closing_makes_sent_writes_unknown_and_unsent_ones_refused(pubsub: bool) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
@@ -363,7 +363,7 @@ def test_closing_decides_everything_unknown_where_it_was_sent_and_refused_where_
 
 
 @pytest.mark.parametrize("pubsub", [False, True])
-def test_callers_that_stop_waiting_call_nothing_back_and_leave_nothing_behind(pubsub: bool) -> None:
+def test_callers_that_stop_waiting_get_no_callback_and_leave_nothing(pubsub: bool) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
