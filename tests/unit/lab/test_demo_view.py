@@ -149,7 +149,7 @@ def test_the_verdict_is_clean_when_audit_and_stages_count_the_same() -> None:
         (verdict(report(rows=(0, 0, 0)), Sample()), "the audit counted (0, 0, 0)"),
     ],
 )
-def test_what_is_wrong_is_said(made: Verdict, said: str) -> None:
+def test_errors_are_reported(made: Verdict, said: str) -> None:
     assert not made.clean
     assert exit_code(made) == 1
     text = "\n".join(line.plain for line in verdict_lines(made))

@@ -19,12 +19,12 @@ def anomalies(*, commit: bool = True, said: str = "", **evidence: Any) -> list[s
     return [found.anomaly for found in judge(Made("g", commit, said, "run 1"), Evidence(**given))]
 
 
-def test_a_committed_pledge_whose_branches_took_effect_once_is_right() -> None:
+def test_a_committed_pledge_whose_branches_took_effect_once_is_correct() -> None:
     assert anomalies(said="CommittedPending", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
     assert anomalies(said="", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
 
 
-def test_a_pledge_that_was_rolled_back_and_did_nothing_is_right() -> None:
+def test_a_pledge_that_was_rolled_back_without_effect_is_correct() -> None:
     assert anomalies(commit=False, said="RolledBack") == []
     assert anomalies(said="OutcomeUnknown") == []
     assert anomalies(said="raised OFFLINE") == []
@@ -50,11 +50,11 @@ def test_a_pledge_that_was_rolled_back_and_did_nothing_is_right() -> None:
         ({"undecided": {"g": "still prepared"}}, ["undecided"]),
     ],
 )
-def test_everything_else_has_a_name(evidence: dict[str, Any], expected: list[str]) -> None:
+def test_every_other_outcome_has_a_name(evidence: dict[str, Any], expected: list[str]) -> None:
     assert anomalies(**evidence) == expected
 
 
-def test_every_step_victim_store_and_database_is_met() -> None:
+def test_the_plan_covers_every_step_victim_store_and_database() -> None:
     cells = len(STORES) * len(DATABASES)
     steps = len(POINTS) * len(VICTIMS)
     runs = [draw_run(number, seed=3, stores=STORES, databases=DATABASES) for number in range(cells * steps)]
@@ -64,14 +64,14 @@ def test_every_step_victim_store_and_database_is_met() -> None:
     assert all(run.commits[0] for run in runs if run.point in ON_COMMIT)
 
 
-def test_a_run_is_decided_by_seed_and_number() -> None:
+def test_seed_and_number_decide_a_run() -> None:
     first, again, other = (draw_run(7, seed=seed, stores=STORES, databases=DATABASES) for seed in (1, 1, 2))
     assert first == again
     assert first != other
     assert first.gid(0, seed=1) != first.gid(1, seed=1)
 
 
-def test_a_plan_is_for_one_pledge_and_one_point() -> None:
+def test_a_plan_targets_one_pledge_at_one_point() -> None:
     crashes = Crashes()
     crashes.arm("g", Plan("in-work", ()))
     crashes.at("in-work", "another")

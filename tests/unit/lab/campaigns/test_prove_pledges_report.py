@@ -35,7 +35,7 @@ def printed(**changed: object) -> str:
     return out.getvalue()
 
 
-def test_a_clean_verdict_says_what_was_met_and_what_callers_heard() -> None:
+def test_a_clean_verdict_reports_the_faults_and_what_callers_were_answered() -> None:
     said = printed()
     assert "38 of 39" in said
     assert "CommittedPending 60, nothing 30" in said
@@ -43,7 +43,7 @@ def test_a_clean_verdict_says_what_was_met_and_what_callers_heard() -> None:
     assert "ended before" not in said
 
 
-def test_what_never_came_to_its_step_is_told() -> None:
+def test_runs_that_never_reached_their_step_are_reported() -> None:
     said = printed(not_reached=2)
     assert "ended before the step was reached: 2 runs" in said
     assert "All promises held." in said
