@@ -35,7 +35,7 @@ def write(cluster: NodeCluster, queue: str, value: bytes, *, at: int) -> int:
 
 
 @pytest.mark.parametrize("snapshot_every", [6, 10, 512])
-def test_what_every_queue_wrote_is_found_again_after_all_peers_restarted_at_once(
+def test_messages_of_every_queue_survive_a_restart_of_all_peers(
     monkeypatch: pytest.MonkeyPatch, snapshot_every: int
 ) -> None:
     """Also when a start knows the queues from a snapshot and hears of their last lanes only later."""

@@ -19,7 +19,7 @@ from avow.wire.messages import Kind, Ready
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_is_taken_of_a_turn_is_what_came_first(seed: int) -> None:
+def test_the_oldest_writes_of_a_turn_are_taken_first(seed: int) -> None:
     """Earlier entries are under way; they are stored, and there is room again, before the turn is drained."""
     rng = Random(seed)
     lane = coordinating()
