@@ -23,7 +23,7 @@ from avow.errors import PledgeDecided, UnknownPledge
         ([DEAD, "SUCCESS"], "failing"),
     ],
 )
-def test_point_4_who_waits_is_told_what_it_is_and_delivery_goes_on(answers: list[Any], state: str) -> None:
+def test_point_4_a_waiting_caller_gets_the_actual_status_and_delivery_continues(answers: list[Any], state: str) -> None:
     async def go() -> None:
         async with world() as w:
             w.services.answer(BRANCH, *answers)
@@ -59,7 +59,7 @@ def test_point_4_waiting_is_bounded_and_a_slow_branch_is_pending() -> None:
     run(go)
 
 
-def test_point_13_failed_is_told_from_committed_and_pending() -> None:
+def test_point_13_failed_differs_from_committed_and_pending() -> None:
     async def go() -> None:
         async with world() as w:
             w.services.answer(BRANCH, "ERROR")
@@ -94,7 +94,7 @@ def test_point_11_an_abort_asks_the_checkback_and_cannot_kill_what_committed() -
     run(go)
 
 
-def test_point_11_an_abort_of_what_rolled_back_fails_it_at_once() -> None:
+def test_point_11_an_abort_of_a_rolled_back_transaction_fails_it_at_once() -> None:
     async def go() -> None:
         async with world() as w:
             w.services.answer(CHECKBACK, "FAILURE")

@@ -261,5 +261,5 @@ class Run:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_it_is_delivered_if_and_only_if_it_was_committed(seed: int) -> None:
+def test_a_pledge_is_delivered_if_and_only_if_it_was_committed(seed: int) -> None:
     run(Run(seed).play)

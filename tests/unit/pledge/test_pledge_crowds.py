@@ -37,7 +37,7 @@ def test_point_5_thousands_behind_a_dead_endpoint_delay_nobody_and_go_out_when_i
     run(go)
 
 
-def test_a_crowded_endpoint_gets_no_more_calls_than_it_may_and_all_are_delivered() -> None:
+def test_a_crowded_endpoint_gets_calls_up_to_its_limit_and_all_are_delivered() -> None:
     async def go() -> None:
         async with world(calls_per_endpoint_max=8, waiting_per_endpoint_max=16, waiting_s=2.0) as w:
             w.services.slow[BRANCH] = 0.5

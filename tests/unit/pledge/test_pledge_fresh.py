@@ -12,7 +12,7 @@ from avow.pledge.coordinator import Coordinator, Submission
 SOURCE = b'{"branches": []}'
 
 
-def test_what_was_prepared_from_the_same_bytes_is_the_same_request() -> None:
+def test_a_request_prepared_from_the_same_bytes_is_the_same_request() -> None:
     async def go() -> None:
         async with world() as w:
             asked = request()
@@ -27,7 +27,7 @@ def test_what_was_prepared_from_the_same_bytes_is_the_same_request() -> None:
     run(go)
 
 
-def test_other_bytes_another_gid_and_a_second_submit_are_read_again() -> None:
+def test_other_bytes_another_gid_and_a_second_submit_are_parsed_again() -> None:
     async def go() -> None:
         async with world() as w:
             asked = request()
@@ -41,7 +41,7 @@ def test_other_bytes_another_gid_and_a_second_submit_are_read_again() -> None:
     run(go)
 
 
-def test_a_prepare_that_names_no_source_and_one_with_a_long_source_are_read_again() -> None:
+def test_a_prepare_without_a_source_or_with_a_long_one_is_parsed_again() -> None:
     async def go() -> None:
         async with world() as w:
             await w.coordinator.prepare(request())
@@ -67,7 +67,7 @@ def test_an_equal_request_that_is_not_the_same_one_is_compared() -> None:
     run(go)
 
 
-def test_what_another_coordinator_decided_meanwhile_is_seen_although_the_bytes_are_the_same() -> None:
+def test_a_decision_of_another_coordinator_is_seen_although_the_bytes_are_the_same() -> None:
     async def go() -> None:
         async with world() as w:
             asked = request()
