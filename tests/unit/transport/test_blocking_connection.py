@@ -231,7 +231,7 @@ def test_what_is_no_answer_is_lost(pieces: list[bytes]) -> None:
         assert body(get(connection)) == b"ok"
 
 
-def test_of_an_answer_that_is_too_long_the_head_is_told() -> None:
+def test_the_head_of_a_response_that_is_too_long_is_reported() -> None:
     with asking([until_hung_up(b"HTTP/1.1 500 No\r\nContent-Length: 8193\r\n\r\n")]) as (_, connection):
         outcome = lost(get(connection))
         assert outcome.headed is not None
