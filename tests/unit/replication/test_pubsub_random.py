@@ -296,7 +296,7 @@ def test_the_same_schedules_catch_a_core_with_one_rule_broken(broken: type[Deleg
     assert found_in(PubSubRoles(rules=lambda: broken(Rules())), range(400)) is not None
 
 
-def test_the_same_schedules_catch_a_core_that_says_stored_before_the_sync() -> None:
+def test_the_same_schedules_catch_a_core_that_sends_stored_before_the_sync() -> None:
     assert found_in(PubSubRoles(copies=SaysStoredBeforeTheSync), range(400)) is not None
 
 

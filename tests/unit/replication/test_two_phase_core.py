@@ -53,7 +53,7 @@ def test_nothing_that_depends_on_the_disk_leaves_before_the_sync() -> None:
     assert follower.drain() == Effects([(1, Ready(B1, 1, True))], [])
 
 
-def test_an_answer_to_a_repeated_message_waits_for_the_sync_of_the_first() -> None:
+def test_the_answer_to_a_repeated_message_waits_for_the_first_sync() -> None:
     follower = core(2)
     enqueue = Enqueue(B1, 0, 0, (data(1, B1),), 0, 0)
     follower.receive(1, enqueue, 0.0)
@@ -73,7 +73,7 @@ def test_a_lower_ballot_is_refused() -> None:
     assert follower.log.end == 0
 
 
-def test_a_gap_is_rejected_with_where_the_logs_surely_agree() -> None:
+def test_a_gap_is_rejected_with_the_last_position_known_to_agree() -> None:
     follower = core(2)
     follower.receive(1, Enqueue(B1, 4, B1, (data(5, B1),), 0, 0), 0.0)
     assert said(follower, Reject) == [Reject(B1, 0, 0)]
@@ -99,14 +99,14 @@ def test_the_stamp_comes_with_the_last_piece_of_the_take_over_log() -> None:
     assert follower.state.stamped == B2
 
 
-def test_the_stamp_cuts_what_lies_beyond_the_match() -> None:
+def test_the_stamp_cuts_entries_beyond_the_match() -> None:
     follower = core(3, image=image_of([data(1, B1), data(2, B1), data(3, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (), 1, 0), 0.0)
     sync(follower)
     assert follower.log.end == 1
 
 
-def test_a_late_message_does_not_cut_what_repair_has_committed_since() -> None:
+def test_a_late_message_does_not_cut_entries_committed_by_repair() -> None:
     follower = core(3)
     follower.receive(1, Heartbeat(0, False, 2), 0.0)
     follower.receive(1, Fetched(0, 0, 0, (data(1, B1), data(2, B1)), 2, 2), 0.0)
@@ -127,7 +127,7 @@ def test_entries_that_contradict_what_is_committed_are_ignored() -> None:
     assert follower.log.origin(2) == B2
 
 
-def test_the_cursor_moves_only_over_what_matched_this_coordinator() -> None:
+def test_the_cursor_moves_only_over_entries_that_match_this_coordinator() -> None:
     follower = core(3, image=image_of([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (), 5, 5), 0.0)
     sync(follower)
@@ -142,7 +142,7 @@ def test_a_restarted_follower_with_the_stamp_follows_the_cursor_at_once() -> Non
     assert follower.committed == 2
 
 
-def test_the_own_copy_counts_only_when_it_is_synced() -> None:
+def test_the_coordinators_own_copy_counts_only_when_it_is_synced() -> None:
     peer = coordinator()
     peer.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
     effects = peer.drain()
@@ -160,7 +160,7 @@ def test_a_peer_without_the_stamp_is_fed_but_not_counted() -> None:
     assert peer.leadership.progress[2].next == 3
 
 
-def test_a_full_disk_takes_no_entries_and_still_promises() -> None:
+def test_a_peer_with_a_full_disk_stores_no_entries_but_still_promises() -> None:
     follower = core(3)
     follower.state.disk_full(full=True)
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
@@ -169,7 +169,7 @@ def test_a_full_disk_takes_no_entries_and_still_promises() -> None:
     assert said(follower, Promise) == [Promise(B2, 0, 0, 0)]
 
 
-def test_a_coordinator_with_a_full_disk_refuses_and_gives_up_its_place() -> None:
+def test_a_coordinator_with_a_full_disk_refuses_writes_and_steps_down() -> None:
     peer = coordinator()
     peer.state.disk_full(full=True)
     with pytest.raises(DiskFull):
@@ -220,7 +220,7 @@ def test_reads_during_a_round_share_the_next_one() -> None:
     assert peer.leadership.reads.done == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_a_damaged_peer_says_so_in_its_promise_and_does_not_claim() -> None:
+def test_a_damaged_peer_reports_it_in_its_promise_and_does_not_claim() -> None:
     damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     effects, _ = sync(damaged)
     assert effects is not None
@@ -231,14 +231,14 @@ def test_a_damaged_peer_says_so_in_its_promise_and_does_not_claim() -> None:
     assert damaged.role == FOLLOWER
 
 
-def test_a_damaged_peer_tells_the_coordinator_that_believes_it_whole() -> None:
+def test_a_damaged_peer_reports_to_a_coordinator_that_believes_it_whole() -> None:
     damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     sync(damaged)
     damaged.receive(1, Heartbeat(B1, True, 0), 0.0)
     assert said(damaged, Reject) == [Reject(B1, 0, 2)]
 
 
-def test_a_damaged_peer_must_hold_again_what_it_was_counted_for() -> None:
+def test_a_damaged_peer_must_store_again_all_entries_it_was_counted_for() -> None:
     peer = coordinator()
     for _ in range(3):
         peer.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
@@ -250,7 +250,7 @@ def test_a_damaged_peer_must_hold_again_what_it_was_counted_for() -> None:
     assert (enqueue.after, enqueue.takeover_end) == (0, 4)
 
 
-def test_a_stamp_after_repair_tells_storage_to_keep_what_the_repair_brought() -> None:
+def test_a_stamp_after_repair_makes_storage_keep_repaired_entries() -> None:
     """Found by a simulated seed: the disk was cut at the match, the memory at the committed cursor."""
     damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     sync(damaged)
@@ -288,13 +288,13 @@ def test_a_repair_snapshot_is_taken_whoever_coordinates() -> None:
     assert said(follower, Nack) == []
 
 
-def test_a_donor_that_promised_somebody_else_does_not_serve_a_take_over() -> None:
+def test_a_donor_that_promised_another_claimant_does_not_serve_a_take_over() -> None:
     donor = core(2, image=image_of([data(1, B1)], stamped=B1, promised=B3))
     donor.receive(1, Fetch(B2, 0, 0), 0.0)
     assert said(donor, Nack) == [Nack(B2, B3)]
 
 
-def test_repair_never_serves_what_is_not_committed() -> None:
+def test_repair_never_serves_uncommitted_entries() -> None:
     donor = core(2, image=image_of([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
     donor.receive(1, Heartbeat(B1, True, 1), 0.0)
     donor.receive(3, Fetch(0, 0, 0), 0.0)
@@ -303,7 +303,7 @@ def test_repair_never_serves_what_is_not_committed() -> None:
     assert [entry.position for entry in fetched.entries] == [1]
 
 
-def test_a_probe_by_a_peer_that_was_removed_is_told_to_be_quiet() -> None:
+def test_a_probe_by_a_removed_peer_is_answered_as_removed() -> None:
     peer = core(1, voters=(1, 2))
     peer.receive(3, Probe(B3), 0.0)
     assert said(peer, ProbeAnswer) == [ProbeAnswer(B3, True, 0)]

@@ -24,7 +24,7 @@ class SaysNothing(Delegate):
         """Silence."""
 
 
-def test_a_replaced_rule_is_the_one_that_is_asked_and_the_others_are_the_shipped_ones() -> None:
+def test_a_replaced_rule_is_used_and_the_others_are_the_shipped_ones() -> None:
     peer = core(roles=TwoPhaseRoles(rules=lambda: OneIsEnough(Rules())))
     peer.tick(1.0)
     sync(peer)
@@ -38,7 +38,7 @@ def test_a_replaced_rule_is_the_one_that_is_asked_and_the_others_are_the_shipped
     assert shipped.committed == 0
 
 
-def test_a_replaced_follower_hands_on_what_it_does_not_answer_itself() -> None:
+def test_a_replaced_follower_passes_on_messages_that_it_does_not_handle() -> None:
     peer = core(3, roles=TwoPhaseRoles(follower=lambda state: SaysNothing(Follower(state))))
     peer.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
     assert said(peer, Ready) == [Ready(B1, 1, True)]
@@ -46,7 +46,7 @@ def test_a_replaced_follower_hands_on_what_it_does_not_answer_itself() -> None:
     assert said(peer, Confirmed) == []
 
 
-def test_each_rule_says_no_where_it_must() -> None:
+def test_each_rule_refuses_where_it_must() -> None:
     rules, log = Rules(), LaneLog(snapshot=Snapshot(0, 0, VOTERS, (), b""), entries=[data(1, B1)])
     assert [rules.quorum(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]
     assert not rules.continues(log, 1, B1 + 1)
