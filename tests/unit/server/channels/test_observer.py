@@ -34,7 +34,7 @@ async def opened(bench: Bench) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_a_record_is_told_of_then_who_has_stored_it_then_that_it_is_committed(at: int) -> None:
+def test_an_observer_sees_a_record_then_who_stored_it_then_its_commit(at: int) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = (await opened(bench))[1]
@@ -57,7 +57,7 @@ def test_a_record_is_told_of_then_who_has_stored_it_then_that_it_is_committed(at
     run(scenario)
 
 
-def test_what_is_stored_here_is_told_of_before_a_quorum_has_it() -> None:
+def test_a_record_stored_here_is_reported_before_a_quorum_has_it() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = (await opened(bench))[1]
@@ -72,7 +72,7 @@ def test_what_is_stored_here_is_told_of_before_a_quorum_has_it() -> None:
     run(scenario)
 
 
-def test_nothing_that_was_committed_before_is_told_again() -> None:
+def test_earlier_commits_are_not_reported_again() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = (await opened(bench))[1]
@@ -90,7 +90,7 @@ def test_nothing_that_was_committed_before_is_told_again() -> None:
     run(scenario)
 
 
-def test_positions_only_grow_and_every_record_is_told_of_once_under_load() -> None:
+def test_under_load_positions_grow_and_every_record_is_reported_once() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lanes = await opened(bench)
@@ -120,7 +120,7 @@ def test_positions_only_grow_and_every_record_is_told_of_once_under_load() -> No
     run(scenario)
 
 
-def test_an_observer_that_does_not_keep_up_costs_what_its_channel_holds_and_misses_no_record() -> None:
+def test_a_slow_observer_has_bounded_memory_and_misses_no_record() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = (await opened(bench))[1]

@@ -166,7 +166,7 @@ async def weather(bench: Bench, rng: Random, until: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_is_lost_doubled_or_committed_twice_in_a_storm(seed: int) -> None:
+def test_nothing_is_lost_duplicated_or_committed_twice_under_random_faults(seed: int) -> None:
     rng = Random(seed)
 
     async def scenario() -> None:
@@ -193,7 +193,7 @@ def test_nothing_is_lost_doubled_or_committed_twice_in_a_storm(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_version_of_a_pubsub_queue_is_committed_twice_in_a_storm(seed: int) -> None:
+def test_no_version_of_a_pubsub_queue_is_committed_twice_under_random_faults(seed: int) -> None:
     rng = Random(seed)
 
     async def scenario() -> None:
