@@ -165,21 +165,21 @@ def check(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(150))
 @pytest.mark.parametrize("window", [1, 4])
-def test_in_order_writes_take_effect_once_and_in_their_order(window: int, seed: int) -> None:
+def test_ordered_writes_take_effect_once_and_in_order(window: int, seed: int) -> None:
     world = World(Settings(window=window, pauses=PAUSES, ordered=True), seed)
     world.run(40)
     check(world)
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_each_by_itself_writes_are_decided_once_by_their_deadline(seed: int) -> None:
+def test_unordered_writes_are_decided_once_by_their_deadline(seed: int) -> None:
     world = World(Settings(window=4, pauses=PAUSES), seed)
     world.run(40)
     check(world)
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_in_lanes_no_write_is_ever_in_two_of_them(seed: int) -> None:
+def test_no_write_is_ever_in_two_lanes(seed: int) -> None:
     world = World(Settings(window=4, pauses=PAUSES, in_lanes=True), seed)
     world.run(40)
     check(world)
