@@ -71,7 +71,7 @@ async def send_until_it_fails(channel: Channel, sent: list[int]) -> ChannelFaile
 
 
 @pytest.mark.parametrize(("restarted", "acked_min"), [(False, 500), (False, 5_000), (True, 2_000)])
-def test_what_a_killed_receiver_committed_and_what_is_handed_back_are_all_that_was_sent(
+def test_a_killed_receivers_commits_and_the_returned_messages_are_all_that_was_sent(
     tmp_path: Path, restarted: bool, acked_min: int
 ) -> None:
     path, sent = tmp_path / "committed", list[int]()
@@ -105,7 +105,7 @@ def test_what_a_killed_receiver_committed_and_what_is_handed_back_are_all_that_w
 
 
 @pytest.mark.parametrize("received_min", [1, 1_000, 9_000])
-def test_what_a_killed_sender_had_stored_is_sent_again_by_its_next_run(tmp_path: Path, received_min: int) -> None:
+def test_messages_stored_by_a_killed_sender_are_resent_by_its_next_run(tmp_path: Path, received_min: int) -> None:
     path = tmp_path / "pending"
 
     async def scenario() -> None:

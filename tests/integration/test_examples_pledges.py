@@ -7,7 +7,7 @@ from tests.integration.test_examples import run
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_no_money_is_missing_after_transfers_between_banks_that_are_killed(database: str) -> None:
+def test_no_money_is_lost_by_transfers_between_banks_that_are_killed(database: str) -> None:
     said = run(
         "bank_transfer/run.py",
         "--database",
@@ -31,7 +31,7 @@ def test_point_10_a_flash_sale_sells_what_it_has_and_nothing_twice_whoever_is_ki
     assert "yes, in every sale" in said
 
 
-def test_the_cache_ends_equal_to_the_database() -> None:
+def test_the_cache_ends_up_equal_to_the_database() -> None:
     said = run("cache_consistency/run.py", "--runs", "4", "--seed", "3", timeout_s=500)
     assert "killed after the commit, pledged" in said
     assert "at the end of 4 of 4 random runs" in said

@@ -35,7 +35,7 @@ def test_a_child_is_a_process_of_its_own_that_inherits_no_descriptor(fork_server
         assert one.said["colour"] == "red"
 
 
-def test_one_is_killed_and_its_sibling_lives_on(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_killing_one_child_leaves_its_sibling_alive(fork_server: ForkServer, tmp_path: Path) -> None:
     with (
         Program("one", [PROGRAM], folder=tmp_path, fork_server=fork_server) as one,
         Program("two", [PROGRAM], folder=tmp_path, fork_server=fork_server) as two,
@@ -51,7 +51,7 @@ def test_one_is_killed_and_its_sibling_lives_on(fork_server: ForkServer, tmp_pat
         assert one.log.read_text() == f"{first} began\n{one.pid} began\n"
 
 
-def test_it_ends_with_its_own_exit_code(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_a_child_ends_with_its_own_exit_code(fork_server: ForkServer, tmp_path: Path) -> None:
     with Program("one", [PROGRAM], folder=tmp_path, fork_server=fork_server) as one:
         one.launch("--code", "3")
         assert one.wait_dead(20.0)
@@ -83,14 +83,14 @@ def test_nothing_is_forked_from_a_process_with_threads(tmp_path: Path) -> None:
         Program("one", [THREADS], folder=tmp_path, fork_server=fork_server).start()
 
 
-def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
+def test_an_import_error_is_reported(tmp_path: Path) -> None:
     fork_server = ForkServer("avow.nowhere", log=tmp_path / "fork_server.log")
     with pytest.raises(Offline, match=r"avow\.nowhere"):
         fork_server.start()
     fork_server.close()
 
 
-def test_forked_peers_are_killed_and_come_back_with_what_they_stored(tmp_path: Path) -> None:
+def test_forked_peers_are_killed_and_come_back_with_their_data(tmp_path: Path) -> None:
     with (
         ForkServer(PEER) as fork_server,
         ForkedCluster(1, fork_server=fork_server, folder=tmp_path / "cluster") as cluster,

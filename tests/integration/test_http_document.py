@@ -63,14 +63,14 @@ def _queues(peer: PeerProcess) -> None:
             assert peer.ask("POST", f"/v1/queues/{wanted['name']}/messages", body).status == 200
 
 
-def test_a_peer_gives_out_this_document(peer: PeerProcess) -> None:
+def test_a_peer_serves_this_document(peer: PeerProcess) -> None:
     served = peer.ask("GET", "/v1/openapi.json").json
     assert served["paths"] == DOCUMENT["paths"]
     assert served["components"] == DOCUMENT["components"]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
-def test_answers_are_as_the_document_says(peer: PeerProcess, route: Route) -> None:
+def test_answers_match_the_document(peer: PeerProcess, route: Route) -> None:
     schema = schemathesis.openapi.from_dict(DOCUMENT)
     operation = schema[route.path][route.method]
 

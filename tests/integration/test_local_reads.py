@@ -101,19 +101,19 @@ def places(beside: Beside, name: str) -> Places | None:
     return found if found and sum(one.count for one in found.ranges) == MESSAGES else None
 
 
-def test_a_reader_beside_the_peer_takes_batches_from_its_files(beside: Beside, orders: str) -> None:
+def test_a_reader_on_the_same_machine_reads_batches_from_the_files(beside: Beside, orders: str) -> None:
     near, far = pages(beside, orders, local=True), pages(beside, orders, local=False)
     assert told(near) == told(far) == [(number + 1, message(number)) for number in range(MESSAGES)]
     assert memories(near) == {mmap.mmap, bytes}  # a full file, and the one that is being written
     assert memories(far) == {bytearray}
 
 
-def test_it_may_begin_inside_a_batch(beside: Beside, orders: str) -> None:
+def test_a_read_from_files_may_start_inside_a_batch(beside: Beside, orders: str) -> None:
     for after in (1, IN_BATCH + 2, MESSAGES - 1):
         assert told(pages(beside, orders, local=True, after=after))[0] == (after + 1, message(after))
 
 
-def test_small_batches_are_sent(beside: Beside) -> None:
+def test_small_batches_are_sent_over_http(beside: Beside) -> None:
     beside.client.create_queue("small")
     for number in range(50):
         beside.client.queue("small").enqueue(b"%d" % number)
@@ -144,7 +144,7 @@ def test_a_reader_who_may_not_read_the_files_gets_the_batches(
     assert memories(found) == {bytearray}
 
 
-def test_a_batch_that_was_read_outlives_its_file(beside: Beside) -> None:
+def test_a_batch_that_was_read_survives_its_file(beside: Beside) -> None:
     filled(beside, "passing")
     reading = beside.client.queue("passing").pages(lane=0, max_bytes=8 * 1024 * 1024, max_count=8, local=True)
     first = next(reading)
@@ -157,7 +157,7 @@ def test_a_batch_that_was_read_outlives_its_file(beside: Beside) -> None:
 
 
 @pytest.mark.parametrize("local", ["true", "false"])
-def test_a_task_of_spark_gets_the_same_rows_either_way(beside: Beside, orders: str, local: str) -> None:
+def test_a_spark_task_gets_the_same_rows_either_way(beside: Beside, orders: str, local: str) -> None:
     options = batch_options({"servers": beside.address, "subscribe": orders, "localReads": local})
     part = LanePart(LaneRange(orders, 0, 3, MESSAGES), preferred=0)
     rows = pa.Table.from_batches(read_part(options, part, arrow_schema(kafka_schema())))
@@ -170,7 +170,7 @@ def changed(places: Places, **files: str) -> Places:
     return Places(places.lane, [(files.get("path", path), full) for path, full in places.files], places.ranges)
 
 
-def test_another_file_under_the_same_name_is_not_believed(beside: Beside, orders: str, tmp_path: Path) -> None:
+def test_another_file_under_the_same_name_is_not_used(beside: Beside, orders: str, tmp_path: Path) -> None:
     found = places(beside, orders)
     assert found is not None
     first = Places(found.lane, found.files, found.ranges[:2])

@@ -66,7 +66,7 @@ def told(client: BlockingClient, queue: str, name: str) -> list[dict[str, Any]]:
     return [json.loads(message.value) for message in messages if message.key == name.encode()]
 
 
-def test_each_state_is_reported_once_and_in_order_and_the_last_word_is_there_at_the_end(
+def test_each_state_is_reported_once_in_order_and_the_final_one_before_the_end(
     peer: PeerProcess, client: BlockingClient
 ) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), PIPELINES_QUEUE)
@@ -99,7 +99,7 @@ def test_each_state_is_reported_once_and_in_order_and_the_last_word_is_there_at_
     assert shown["retention"] == {"age_s": 86_400, "size_bytes": 64 << 20, "passed": False}
 
 
-def test_reports_are_not_listed_among_the_data_but_those_who_may_can_change_the_queue(peer: PeerProcess) -> None:
+def test_the_report_queue_is_not_listed_as_data_but_can_be_changed_with_rights(peer: PeerProcess) -> None:
     assert peer.ask("POST", "/v1/queues", {"name": PIPELINES_QUEUE, "retention": {"age_s": 9}}).status in (201, 409)
     listed = {queue["name"] for queue in peer.ask("GET", "/v1/queues").json["queues"]}
     assert PIPELINES_QUEUE not in listed
@@ -109,9 +109,7 @@ def test_reports_are_not_listed_among_the_data_but_those_who_may_can_change_the_
     assert peer.ask("PATCH", path, rules).status == 200
 
 
-def test_a_run_with_nothing_new_to_tell_gives_signs_of_life(
-    peer: PeerProcess, client: BlockingClient, queue: str
-) -> None:
+def test_an_idle_run_reports_that_it_is_alive(peer: PeerProcess, client: BlockingClient, queue: str) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
     reporter.report(status("slow", "starting"))
     wait_until(lambda: bool(client.queues()) and any(one.name == queue for one in client.queues()))
@@ -122,7 +120,7 @@ def test_a_run_with_nothing_new_to_tell_gives_signs_of_life(
     assert len({one["at_s"] for one in found}) == len(found)
 
 
-def test_many_tellings_of_one_state_become_few_reports(peer: PeerProcess, client: BlockingClient, queue: str) -> None:
+def test_many_updates_of_one_state_become_few_reports(peer: PeerProcess, client: BlockingClient, queue: str) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
     for rows in range(1_000):
         reporter.report(status("busy", "running", counts=Counts(rows=rows)))
@@ -133,7 +131,7 @@ def test_many_tellings_of_one_state_become_few_reports(peer: PeerProcess, client
 
 
 @pytest.mark.parametrize("servers", ["http://127.0.0.1:1", "nowhere at all"])
-def test_a_cluster_that_is_not_there_costs_one_warning_and_no_whole_call_at_the_end(
+def test_an_unreachable_cluster_costs_one_warning_and_no_full_timeout_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, servers: str
 ) -> None:
     monkeypatch.setattr(reports, "CALL_TIMEOUT_S", 3600.0)
@@ -160,14 +158,14 @@ def test_without_the_right_nothing_is_reported_and_one_warning_says_so(
     assert queue not in {one.name for one in client.queues()}
 
 
-def test_a_run_that_is_not_heard_for_ten_seconds_has_died_and_an_ended_one_has_not() -> None:
+def test_a_run_silent_for_ten_seconds_has_crashed_and_an_ended_one_has_not() -> None:
     alive = Report(name="b", kind="replay", state="running", at_s=100.0)
     ended = Report(name="a", kind="audit", state="done", at_s=1.0)
     assert [one.state for one in marked_crashed([alive, ended], now_s=109.0)] == ["done", "running"]
     assert [one.state for one in marked_crashed([alive, ended], now_s=111.0)] == ["done", "crashed"]
 
 
-def test_reports_that_are_none_are_passed_over(client: BlockingClient, queue: str) -> None:
+def test_invalid_reports_are_skipped(client: BlockingClient, queue: str) -> None:
     client.create_queue(queue)
     client.queue(queue).enqueue(b"no json", key=b"x")
     client.queue(queue).enqueue(b'{"name": "y", "kind": "audit", "state": "done", "more": 1}', key=b"y")
@@ -175,7 +173,7 @@ def test_reports_that_are_none_are_passed_over(client: BlockingClient, queue: st
     assert read_reports(client, "never-made") == []
 
 
-def test_the_command_lists_what_is_reported_in_a_cluster(peer: PeerProcess, tmp_path: Path) -> None:
+def test_the_command_lists_the_reports_of_a_cluster(peer: PeerProcess, tmp_path: Path) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), PIPELINES_QUEUE)
     reporter.report(status("listed", "running", counts=Counts(rows=1_234, lag=5)))
     reporter.close()

@@ -175,7 +175,9 @@ def test_point_3_the_same_gid_with_another_content_is_refused_and_repetitions_ru
     ],
     ids=["success", "ongoing", "error", "failure", "silence", "delay"],
 )
-def test_point_4_who_waits_for_the_result_is_told_what_it_is(answer: Any, options: dict[str, Any], state: str) -> None:
+def test_point_4_a_caller_waiting_for_the_result_gets_the_actual_status(
+    answer: Any, options: dict[str, Any], state: str
+) -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/in", answer, SUCCESS)
         told = await pledges.submit(bank(service, wait_result=True, **options))
@@ -188,7 +190,7 @@ def test_point_4_who_waits_for_the_result_is_told_what_it_is(answer: Any, option
     scenario(work)
 
 
-def test_point_6_a_pledge_that_always_fails_is_dead_people_are_told_and_one_call_redrives_it() -> None:
+def test_point_6_a_pledge_that_always_fails_is_dead_alerts_and_is_redriven_by_one_call() -> None:
     async def work(service: Service, _: Coordinator) -> None:
         async with coordinator(alert_webhook=f"{service.url}/alerts") as pledges:
             service.answer("/in", (500, b"out of order"))
@@ -237,7 +239,7 @@ def test_point_8_retry_now_does_not_wait_for_the_back_off() -> None:
     scenario(work)
 
 
-def test_point_9_who_subscribes_gets_the_next_pledge_without_a_restart() -> None:
+def test_point_9_a_new_subscriber_gets_the_next_pledge_without_a_restart() -> None:
     async def go() -> None:
         store = MemoryStore()
         async with services(2) as (first, second), coordinator(store) as a, coordinator(store) as b:
@@ -253,7 +255,7 @@ def test_point_9_who_subscribes_gets_the_next_pledge_without_a_restart() -> None
     uvloop.run(go())
 
 
-def test_point_11_an_abort_goes_through_the_checkback_and_cannot_kill_what_committed() -> None:
+def test_point_11_an_abort_goes_through_the_checkback_and_cannot_undo_a_commit() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/checkback", SUCCESS, FAILURE)
         await pledges.prepare(bank(service, "committed", timeout_to_fail_s=100.0))
@@ -278,7 +280,7 @@ def test_point_11_an_abort_whose_service_cannot_answer_now_is_bounded_and_decide
     scenario(work)
 
 
-def test_point_13_a_caller_can_tell_failed_from_committed_and_pending() -> None:
+def test_point_13_a_caller_can_distinguish_failed_from_committed_and_pending() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/in", (500, b"later"))
         service.answer("/checkback", FAILURE)
@@ -293,7 +295,7 @@ def test_point_13_a_caller_can_tell_failed_from_committed_and_pending() -> None:
     scenario(work)
 
 
-def test_point_15_however_often_a_checkback_gives_no_verdict_it_is_asked_again() -> None:
+def test_point_15_a_checkback_without_a_verdict_is_always_repeated() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/checkback", *[(500, b"down")] * 40, SUCCESS)
         await pledges.prepare(bank(service, retry_limit=2, timeout_to_fail_s=0.01, retry_interval_s=0.01))

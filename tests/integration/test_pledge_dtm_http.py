@@ -84,7 +84,7 @@ def refused(answer: Answer, message: str) -> None:
 # ---------------------------------------------------------------------- msg_test.go
 
 
-def test_small_questions_are_answered_as_dtm_does(peer: PeerProcess) -> None:
+def test_simple_queries_are_answered_as_dtm_does(peer: PeerProcess) -> None:
     for method in ("GET", "POST", "PUT"):
         assert peer.ask(method, "/api/ping").json == {"msg": "pong"}
     assert get(peer, "version").json == {"version": "v1.19.0"}
@@ -161,7 +161,7 @@ def test_abort(peer: PeerProcess, service: Service, gid: str) -> None:
     assert (answer.status, answer.json) == (500, {"message": "no TransGlobal with gid: unheard-of found"})
 
 
-def test_an_abort_does_not_kill_what_the_checkback_says_is_committed(
+def test_an_abort_does_not_end_a_pledge_that_the_checkback_calls_committed(
     peer: PeerProcess, service: Service, gid: str
 ) -> None:
     body = trans(gid, service, "/in")
@@ -183,7 +183,7 @@ def test_a_prepare_without_query_prepared_is_a_failure(peer: PeerProcess, servic
     assert get(peer, "query", gid=gid).json == {"transaction": None, "branches": []}
 
 
-def test_the_same_gid_for_something_else_is_a_failure(peer: PeerProcess, service: Service, gid: str) -> None:
+def test_the_same_gid_with_another_content_is_a_failure(peer: PeerProcess, service: Service, gid: str) -> None:
     post(peer, "prepare", trans(gid, service, "/in"))
     for operation in ("prepare", "submit"):
         answer = post(peer, operation, trans(gid, service, "/elsewhere"))
@@ -191,7 +191,7 @@ def test_the_same_gid_for_something_else_is_a_failure(peer: PeerProcess, service
     assert status(peer, gid)[0] == "prepared"
 
 
-def test_a_submit_that_is_repeated_runs_nothing_again(peer: PeerProcess, service: Service, gid: str) -> None:
+def test_a_repeated_submit_runs_nothing_again(peer: PeerProcess, service: Service, gid: str) -> None:
     service.says("/in", *ONGOING)
     body = trans(gid, service, "/out", "/in", retry_interval=1)
     for _ in range(3):
@@ -200,7 +200,7 @@ def test_a_submit_that_is_repeated_runs_nothing_again(peer: PeerProcess, service
     assert (len(service.calls("/out")), len(service.calls("/in"))) == (1, 2)
 
 
-def test_who_waits_for_a_result_hears_ongoing_while_delivery_goes_on(
+def test_a_caller_waiting_for_the_result_gets_ongoing_while_delivery_continues(
     peer: PeerProcess, service: Service, gid: str
 ) -> None:
     service.says("/in", 500, {"message": "FAILURE in a stack trace"})
@@ -270,7 +270,7 @@ def test_concurrent_branches_do_not_wait_for_each_other(peer: PeerProcess, servi
     assert len(service.calls("/in")) == 1
 
 
-def test_a_timeout_of_its_own_is_heeded(peer: PeerProcess, service: Service, gid: str) -> None:
+def test_a_pledges_own_timeout_is_used(peer: PeerProcess, service: Service, gid: str) -> None:
     post(peer, "prepare", trans(gid, service, "/in", timeout_to_fail=1))
     post(peer, "prepare", trans(f"{gid}-late", service, "/in", timeout_to_fail=3_000))
     until(peer, gid, "succeed")
@@ -416,7 +416,7 @@ def test_topics(peer: PeerProcess, service: Service, gid: str) -> None:
     assert peer.ask("DELETE", f"/api/dtmsvr/topic/{gid}").status == 500
 
 
-def test_concurrent_subscribes_all_come_through(peer: PeerProcess, gid: str) -> None:
+def test_concurrent_subscribes_all_succeed(peer: PeerProcess, gid: str) -> None:
     urls = [f"http://s{number}" for number in range(20)]
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda url: get(peer, "subscribe", topic=gid, url=url).status, urls))

@@ -145,7 +145,7 @@ def _all_arrived(cluster: LocalCluster, gids: list[str]) -> bool:
         return False
 
 
-def test_a_peer_that_does_not_know_yet_which_queues_there_are_calls_none_unknown(cluster: LocalCluster) -> None:
+def test_a_peer_that_has_not_learned_the_queues_calls_none_unknown(cluster: LocalCluster) -> None:
     """It would be believed: the service would roll back, and look for a mistake of its own."""
     for number in (1, 2, 3):
         cluster.kill(number)
@@ -158,7 +158,7 @@ def test_a_peer_that_does_not_know_yet_which_queues_there_are_calls_none_unknown
     assert ask(cluster, 1, "POST", "/v1/pledges/early/prepare", body)["error"]["code"] == "UNKNOWN_QUEUE"
 
 
-def test_a_peer_that_joins_takes_its_share_of_the_lanes(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_peer_that_joins_gets_its_share_of_the_lanes(cluster: LocalCluster, tmp_path: Path) -> None:
     with Service() as service:
         ask(cluster, 1, "POST", "/v1/pledges/before/submit", {"branches": [{"url": service.url("/a")}]})
         number = cluster.add(folder=tmp_path / "joining")

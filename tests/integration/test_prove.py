@@ -15,7 +15,7 @@ import pytest
 from avow_lab.campaigns.peers.scripts import SCRIPTS, complaints, late, play
 
 
-def test_half_a_minute_of_every_fault_breaks_no_promise(tmp_path: Path) -> None:
+def test_half_a_minute_of_every_fault_violates_nothing(tmp_path: Path) -> None:
     plot = tmp_path / "campaign.html"
     command = [
         sys.executable,

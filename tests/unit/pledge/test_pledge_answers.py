@@ -81,7 +81,7 @@ def test_point_13_failed_differs_from_committed_and_pending() -> None:
 # ------------------------------------------------------------------------------------------------ abort
 
 
-def test_point_11_an_abort_asks_the_checkback_and_cannot_kill_what_committed() -> None:
+def test_point_11_an_abort_asks_the_checkback_and_cannot_undo_a_commit() -> None:
     async def go() -> None:
         async with world() as w:
             await w.coordinator.prepare(request())
