@@ -71,11 +71,11 @@ class Producing:
     def _messages(self, values: list[memoryview]) -> None:
         for value in values:
             lane, record = int.from_bytes(value[:4], "little"), bytes(value[8:])
-            told = self.server.takes(lane, record)
-            if told is True:
+            answer = self.server.takes(lane, record)
+            if answer is True:
                 self.server.shelf.write(self.queue, lane, record)
-            elif isinstance(told, str):
-                self.channel.end(EndCode.REFUSED, name=told, text=f"scripted {told}")
+            elif isinstance(answer, str):
+                self.channel.end(EndCode.REFUSED, name=answer, text=f"scripted {answer}")
                 return
 
     def _committed(self, commit_id: int) -> None:

@@ -92,8 +92,8 @@ class Meeting:
             elif event["type"] == "CommitDelivered":
                 self.owed[name].append(event["id"])
             assert event["type"] != "Ended", event
-        got, said = self.delivered[name], self.sent[_other(name)]
-        assert got == said[: len(got)]
+        got, sent_values = self.delivered[name], self.sent[_other(name)]
+        assert got == sent_values[: len(got)]
         return outcome
 
     async def send(self, name: str) -> None:

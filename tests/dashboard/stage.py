@@ -99,7 +99,19 @@ def report(cluster: LocalCluster, name: str, *, seconds: int = 1, **given: Any) 
     now = time.time()
     for ago in range(seconds - 1, -1, -1):
         rows = 1000 * (seconds - ago)
-        said = {"name": name, "kind": "transform", "state": "running", "pid": 4711, "host": "here", "error": ""}
-        said |= {"started_s": now - seconds, "at_s": now - ago, "rows": rows, "batches": rows // 500}
-        said |= {"batch_rows": 500, "batch_s": 0.4, "rows_per_s": 1000.0 + 50 * (ago % 5), "lag": 20 * (ago % 7)}
-        write(cluster, "avow.pipelines", json.dumps(said | given), key=name)
+        pipeline_report = {
+            "name": name,
+            "kind": "transform",
+            "state": "running",
+            "pid": 4711,
+            "host": "here",
+            "error": "",
+        }
+        pipeline_report |= {"started_s": now - seconds, "at_s": now - ago, "rows": rows, "batches": rows // 500}
+        pipeline_report |= {
+            "batch_rows": 500,
+            "batch_s": 0.4,
+            "rows_per_s": 1000.0 + 50 * (ago % 5),
+            "lag": 20 * (ago % 7),
+        }
+        write(cluster, "avow.pipelines", json.dumps(pipeline_report | given), key=name)

@@ -45,14 +45,16 @@ def test_the_cluster_page_shows_peers_lanes_and_cursors_as_the_api_reports_them(
         expect(page.get_by_role("heading", name="Cluster", exact=True)).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("^Map of the cluster"))).to_be_visible()
         expect(page.locator("#fresh")).to_contain_text("live peer 1")
-        told = cluster.ask(1, "/v1/cluster")
-        for peer in told["peers"]:
+        cluster_status = cluster.ask(1, "/v1/cluster")
+        for peer in cluster_status["peers"]:
             shown = row(page, "Peers of the cluster", f"peer {peer['number']}")
             assert "up" in shown
-            assert told["version"] in shown
+            assert cluster_status["version"] in shown
             assert peer["api"].removeprefix("http://") in shown
         wait_until(lambda: lanes_agree(page, cluster), what="lanes as the API tells them")
-        behind = next(lane["end"] for lane in told["lanes"] if (lane["queue"], lane["lane"]) == ("orders", 0)) - 3
+        behind = (
+            next(lane["end"] for lane in cluster_status["lanes"] if (lane["queue"], lane["lane"]) == ("orders", 0)) - 3
+        )
         expect(page.get_by_text(f"{behind} messages behind", exact=True)).to_be_visible()
 
 

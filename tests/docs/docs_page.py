@@ -179,7 +179,7 @@ def check_output(shown: str, out: str, *, place: str) -> None:
     """`...` stands for anything within a line, and alone on a line for any lines."""
     parts: list[str] = []
     for line in shown.rstrip().splitlines():
-        said = re.escape(line.rstrip()).replace(r"\.\.\.", r"[^\n]*")
-        parts.append(r"(?:[^\n]*\n)*?" if line.strip() == "..." else rf"{said}[^\S\n]*\n")
+        pattern = re.escape(line.rstrip()).replace(r"\.\.\.", r"[^\n]*")
+        parts.append(r"(?:[^\n]*\n)*?" if line.strip() == "..." else rf"{pattern}[^\S\n]*\n")
     found = "".join(f"{line.rstrip()}\n" for line in out.splitlines())
     assert re.fullmatch("".join(parts) + r"\s*", found), f"{place} shows\n{shown}\nand there was\n{out}"

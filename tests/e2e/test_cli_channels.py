@@ -39,8 +39,8 @@ def test_typed_lines_are_stored_one_by_one_and_counted_in_the_summary(up: Up) ->
                 lambda line=f"line {number}": line in avow("read", "typed", api=up.addresses).stdout,  # type: ignore[misc]
                 what="the line is stored before the next is typed",
             )
-        said, _ = process.communicate(timeout=60)
-    assert json.loads(said) == {
+        output, _ = process.communicate(timeout=60)
+    assert json.loads(output) == {
         "queue": "typed",
         "messages": 3,
         "written": [{"lane": 0, "first_version": 1, "last_version": 3, "messages": 3}],
@@ -67,9 +67,9 @@ def test_a_stream_survives_the_peers_that_receive_it() -> None:
                     process.stdin.flush()
                     cluster.kill(number // 1_000)
                     cluster.restart(number // 1_000)
-            said, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-        assert json.loads(said)["messages"] == 3_000
+        assert json.loads(output)["messages"] == 3_000
         found = done(avow("read", "stream", "--values-only", api=cluster.addresses)).split()
         assert sorted(map(int, found)) == list(range(3_000))
 
@@ -92,8 +92,8 @@ def test_a_second_reader_takes_over_and_the_first_reports_it_and_ends(up: Up) ->
         assert first.stdout is not None
         assert first.stdout.readline() == "a\n"
         with started("tail", "contested", "--subscriber", "s", "--values-only", api=up.addresses) as second:
-            said = first.communicate(timeout=60)[1]
-            assert (first.returncode, said.startswith("avow: FENCED: ")) == (1, True), said
+            output = first.communicate(timeout=60)[1]
+            assert (first.returncode, output.startswith("avow: FENCED: ")) == (1, True), output
             done(avow("enqueue", "contested", "b", api=up.addresses))
             assert second.stdout is not None
             assert second.stdout.readline() == "b\n"

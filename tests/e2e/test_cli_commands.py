@@ -271,10 +271,10 @@ def test_ctrl_c_ends_a_long_command_without_a_traceback(up: Up, arguments: tuple
         else:
             assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read() if process.stderr is not None else ""
+        errors = process.stderr.read() if process.stderr is not None else ""
         assert process.wait(60) == 130
-    assert "Traceback" not in said
-    assert said.startswith("avow: before this, 1 message stored") if arguments[0] == "enqueue" else said == ""
+    assert "Traceback" not in errors
+    assert errors.startswith("avow: before this, 1 message stored") if arguments[0] == "enqueue" else errors == ""
 
 
 def test_watching_prints_an_object_per_interval(up: Up) -> None:

@@ -105,8 +105,8 @@ def test_pledges_are_listed_in_pages(up: Up) -> None:
 def test_the_barriers_table_is_printed_for_a_tool_that_runs_migrations(dialect: str) -> None:
     printed = done(avow("pledge", "migration", "--dialect", dialect))
     assert printed == migration(dialect)
-    told = json.loads(done(avow("pledge", "migration", "--dialect", dialect, "--json")))
-    assert told == {"dialect": dialect, "sql": printed}
+    json_output = json.loads(done(avow("pledge", "migration", "--dialect", dialect, "--json")))
+    assert json_output == {"dialect": dialect, "sql": printed}
     assert "create table if not exists mine.rows" in done(
         avow("pledge", "migration", "--dialect", dialect, "--table", "mine.rows")
     )

@@ -189,13 +189,13 @@ def request_of(gid: str, *urls: str, checkback: str = "", payload: bytes = b'{"a
 async def until(
     true: Callable[[], Awaitable[bool]] | Callable[[], object], *, within_s: float = 60.0, what: str = "it"
 ) -> None:
-    async def said() -> object:
+    async def answered() -> object:
         found = true()
         return await found if inspect.isawaitable(found) else found
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
-    while not await said():
+    while not await answered():
         assert loop.time() < deadline, f"{what} did not come about within {within_s:g} s"
         await asyncio.sleep(0.01)
 

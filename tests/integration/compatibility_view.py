@@ -41,7 +41,9 @@ def view(api: str, *, writes: list[dict[str, Any]]) -> dict[str, Any]:
 def values_of(shown: dict[str, Any]) -> dict[str, dict[str, list[bytes]]]:
     """Queue -> lane -> values."""
     return {
-        name: {lane: [value_of(message) for message in told["messages"]] for lane, told in queue["lanes"].items()}
+        name: {
+            lane: [value_of(message) for message in lane_view["messages"]] for lane, lane_view in queue["lanes"].items()
+        }
         for name, queue in shown["queues"].items()
     }
 

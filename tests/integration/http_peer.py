@@ -42,9 +42,9 @@ class Answer:
 
 
 class PeerProcess:
-    def __init__(self, process: subprocess.Popen[str], told: dict[str, Any]) -> None:
-        self.process, self.told = process, told
-        self.url: str = told["api"]
+    def __init__(self, process: subprocess.Popen[str], announced: dict[str, Any]) -> None:
+        self.process, self.announced = process, announced
+        self.url: str = announced["api"]
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         assert parts.port is not None

@@ -87,8 +87,8 @@ class Service:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 heard = Heard(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body)
-                status, said = service._answer(heard)
-                data = said if isinstance(said, bytes) else json.dumps(said).encode()
+                status, reply = service._answer(heard)
+                data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(data)))

@@ -102,15 +102,15 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("said", [b"", HALF_A_CLIENT_HELLO], ids=["nothing", "half"])
+@pytest.mark.parametrize("sent", [b"", HALF_A_CLIENT_HELLO], ids=["nothing", "half"])
 @pytest.mark.parametrize("listening", [links, http, channels])
-def test_a_connection_in_its_handshake_is_closed_when_stop_returns(run: Run, listening: Listening, said: bytes) -> None:
+def test_a_connection_in_its_handshake_is_closed_when_stop_returns(run: Run, listening: Listening, sent: bytes) -> None:
     async def scenario() -> None:
         address, stop = await listening(server_context())
         with socket.create_connection(address) as silent, socket.create_connection(address) as late:
-            silent.sendall(said)
+            silent.sendall(sent)
             async with speaking(address):
-                late.sendall(said)
+                late.sendall(sent)
                 await stop()
                 assert is_closed(silent)
                 assert is_closed(late)

@@ -196,22 +196,22 @@ def test_point_12_a_checkback_between_any_statements_of_a_clean_up_never_says_ro
 ) -> None:
     connection, table = cleaned
     gid, asking = new_gid(), database.connect()
-    said: list[Verdict | None] = []
+    verdicts: list[Verdict | None] = []
 
     def ask() -> None:
         try:
-            said.append(check_back(asking, gid, lock_timeout_s=0.02, table=table))
+            verdicts.append(check_back(asking, gid, lock_timeout_s=0.02, table=table))
         except Trimmed:
-            said.append(None)
+            verdicts.append(None)
 
     commit(connection, table, gid)
     age(database, connection, table, days=30)
     assert clean_up_rows(SteppedSession(connection, table=table, before=ask), older_than_s=8 * DAY_S) == 1
     ask()
-    assert len(said) > 5
-    assert said[0] is Verdict.SUCCESS
-    assert said[-1] is None
-    assert Verdict.FAILURE not in said
+    assert len(verdicts) > 5
+    assert verdicts[0] is Verdict.SUCCESS
+    assert verdicts[-1] is None
+    assert Verdict.FAILURE not in verdicts
 
 
 @ON_ALL

@@ -138,8 +138,8 @@ def test_messages_stored_by_a_killed_sender_are_resent_by_its_next_run(tmp_path:
             str(path),
             stdout=asyncio.subprocess.PIPE,
         )
-        said, _ = await process.communicate()
-        resent, left = map(int, said.split())
+        output, _ = await process.communicate()
+        resent, left = map(int, output.split())
         assert (process.returncode, left) == (0, 0)
         second = seen[1]
         assert len(second) == resent

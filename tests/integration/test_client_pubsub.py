@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
-from tests.integration.test_client_two_phase import tell_writes
+from tests.integration.test_client_two_phase import script_writes
 from tests.scripted_cluster import ScriptedCluster
 
 import avow
@@ -101,7 +101,7 @@ def test_a_write_without_an_answer_is_retried_in_its_lane_while_its_peer_lives()
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes("act and drop")
+        cluster.peer(1).script = script_writes("act and drop")
         waiting = queue.send(b"1")
         await asyncio.sleep(0)
         assert (await waiting).lane == 11
@@ -113,7 +113,7 @@ def test_the_outcome_of_a_write_at_a_dead_peer_is_looked_up_at_the_others() -> N
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         lost = queue.send(b"1")
         await noticed(queue, lost)
         await cluster.peer(1).kill()
@@ -129,7 +129,7 @@ def test_a_write_missing_from_the_dead_peers_lane_is_written_elsewhere_once() ->
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(then="drop")
+        cluster.peer(1).script = script_writes(then="drop")
         lost = queue.send(b"1")
         await noticed(queue, lost)
         await cluster.peer(1).kill()
@@ -144,7 +144,7 @@ def test_an_undecidable_write_is_not_written_elsewhere_and_ends_unknown_with_its
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(then="drop")
+        cluster.peer(1).script = script_writes(then="drop")
         with pytest.raises(Unknown) as caught:
             await queue.enqueue(b"1")
         assert caught.value.__dict__["lane"] == 11
@@ -156,8 +156,8 @@ def test_an_undecidable_write_is_not_written_elsewhere_and_ends_unknown_with_its
 def test_a_definite_refusal_of_one_peer_does_not_refuse_the_write() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
-        cluster.peer(1).script = tell_writes(then=Offline("no quorum here"))
-        cluster.peer(2).script = tell_writes(then=LaneEnded("opening another"))
+        cluster.peer(1).script = script_writes(then=Offline("no quorum here"))
+        cluster.peer(2).script = script_writes(then=LaneEnded("opening another"))
         done = await asyncio.gather(*[queue.enqueue(b"%d" % number) for number in range(20)])
         assert {found.lane for found in done} == {13}
 
@@ -175,7 +175,7 @@ def test_a_peer_without_an_open_lane_is_skipped() -> None:
 def test_when_every_peer_refuses_the_last_refusal_is_raised() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         for peer in cluster.peers:
-            peer.script = tell_writes(then=Offline("no quorum"))
+            peer.script = script_writes(then=Offline("no quorum"))
         with pytest.raises(Offline):
             await client.queue("p").enqueue(b"1")
 

@@ -27,7 +27,7 @@ from avow.errors import (
 )
 from avow.wire.batch import Batch
 
-Told = AvowError | str | None
+Scripted = AvowError | str | None
 
 
 def run(
@@ -48,9 +48,9 @@ def run(
     return cluster
 
 
-def tell_writes(*told: Told, then: Told = None) -> Callable[[Request], Told]:
+def script_writes(*answers: Scripted, then: Scripted = None) -> Callable[[Request], Scripted]:
     """A script that says these things to the writes that come, one after the other."""
-    script: Iterator[Told] = chain(told, repeat(then))
+    script: Iterator[Scripted] = chain(answers, repeat(then))
     return lambda request: next(script) if request.is_write else None
 
 
@@ -133,7 +133,7 @@ def test_a_write_whose_answer_was_lost_is_retried_with_its_id_and_not_duplicated
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         done = await queue.enqueue(b"second")
         assert done.first_version == 2
         again = next(request for number in (2, 3) for request in writes(cluster, number))
@@ -149,7 +149,7 @@ def test_order_is_kept_when_the_coordinator_dies_with_many_batches_in_flight() -
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(None, None, "act and drop", then="drop")
+        cluster.peer(1).script = script_writes(None, None, "act and drop", then="drop")
         futures = []
         for number in range(1, 400):
             futures.append(queue.send(b"%d" % number))
@@ -166,7 +166,7 @@ def test_after_a_refusal_the_remaining_batches_are_resent_in_order() -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
         for peer in cluster.peers:
-            peer.script = tell_writes(*[Offline("taking over")] * (8 if peer.number == 1 else 1))
+            peer.script = script_writes(*[Offline("taking over")] * (8 if peer.number == 1 else 1))
         futures = []
         for number in range(1, 100):
             futures.append(queue.send(b"%d" % number))
@@ -182,7 +182,7 @@ def test_a_persistent_refusal_is_raised_at_the_deadline() -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
         for peer in cluster.peers:
-            peer.script = tell_writes(then=Offline("no quorum"))
+            peer.script = script_writes(then=Offline("no quorum"))
         with pytest.raises(Offline, match="scripted OFFLINE"):
             await queue.enqueue(b"second")
         assert all(writes(cluster, number) for number in (1, 2, 3))
@@ -195,9 +195,9 @@ def test_an_attempt_that_may_have_happened_makes_the_outcome_unknown_with_its_wr
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         for number in (2, 3):
-            cluster.peer(number).script = tell_writes(then=Offline("no quorum"))
+            cluster.peer(number).script = script_writes(then=Offline("no quorum"))
         with pytest.raises(Unknown) as caught:
             await queue.enqueue(b"second")
         write_id = caught.value.__dict__["write_id"]
@@ -212,7 +212,7 @@ def test_a_silent_peer_is_given_up_and_another_is_used() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        cluster.peer(1).script = tell_writes(then="silent")
+        cluster.peer(1).script = script_writes(then="silent")
         done = await queue.enqueue(b"second")
         assert done.first_version == 2
 
@@ -235,7 +235,7 @@ def test_a_redirect_is_followed_at_once() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         hint = NotCoordinator("ask 2", coordinator=2, api=cluster.peer(2).url)
-        cluster.peer(1).script = tell_writes(then=hint)
+        cluster.peer(1).script = script_writes(then=hint)
         cluster.coordinator = 0
         await queue.enqueue(b"1")
         await queue.enqueue(b"2")
@@ -260,7 +260,7 @@ def test_a_conditional_write_whose_answer_was_lost_is_answered_with_its_first_ou
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"1")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         assert (await queue.enqueue(b"2", expected=1)).first_version == 2
 
     run(work)
@@ -313,7 +313,7 @@ def test_sends_beyond_the_buffer_limit_are_refused_and_enqueues_wait() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
-        cluster.peer(1).script = tell_writes(then="silent")
+        cluster.peer(1).script = script_writes(then="silent")
         sent = send_until_busy(queue, bytes(1 << 20))
         waiting = asyncio.ensure_future(queue.enqueue(b"patient"))
         await asyncio.sleep(0)
@@ -330,7 +330,7 @@ def test_closing_decides_all_waiting_writes() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"1")
-        cluster.peer(1).script = tell_writes(then="silent")
+        cluster.peer(1).script = script_writes(then="silent")
         waiting = queue.send(b"2")
         while len(writes(cluster, 1)) < 2:
             await asyncio.sleep(0)
@@ -347,7 +347,7 @@ def test_a_success_with_a_garbage_body_is_not_believed() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"1")
-        cluster.peer(1).script = tell_writes("garbage", "garbage")
+        cluster.peer(1).script = script_writes("garbage", "garbage")
         assert (await queue.enqueue(b"2")).first_version == 2
         for peer in cluster.peers:
             peer.script = lambda request: "garbage"

@@ -87,8 +87,8 @@ def test_an_unreachable_cluster_is_offline_with_the_reason_of_each_peer() -> Non
 
 
 def test_a_refusal_is_raised_as_the_peers_error() -> None:
-    said = '{"error":{"code":"NOT_EQUAL","message":"it ends at 7","definite":true,"retriable":false,"cursor":7}}'
-    with peer(answer(said, status="409 Conflict")) as (address, _):
+    refusal = '{"error":{"code":"NOT_EQUAL","message":"it ends at 7","definite":true,"retriable":false,"cursor":7}}'
+    with peer(answer(refusal, status="409 Conflict")) as (address, _):
         with pytest.raises(NotEqual, match="it ends at 7") as refused:
             Api(address).get("/v1/queues")
         assert refused.value.current == 7

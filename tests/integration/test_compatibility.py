@@ -120,10 +120,10 @@ def check_pledges_go_on(cluster: LocalCluster) -> None:
     """A delivered one is not delivered again, a prepared one is submitted and delivered, a delayed one waits."""
     path = f"{cluster.api(1)}/v1/pledges"
     again = {"branches": [{"url": "queue://pledged?key=k", "payload": "delivered"}]}
-    status, told = call(path, "POST", "/delivered/submit", again)
-    assert (status, told["status"], told["repeated"]) == (200, "succeeded", True)
-    status, told = call(path, "POST", "/prepared/submit", {})
-    assert (status, told["status"], told["repeated"]) == (200, "submitted", False)
+    status, reply = call(path, "POST", "/delivered/submit", again)
+    assert (status, reply["status"], reply["repeated"]) == (200, "succeeded", True)
+    status, reply = call(path, "POST", "/prepared/submit", {})
+    assert (status, reply["status"], reply["repeated"]) == (200, "submitted", False)
     wait_until(lambda: call(path, "GET", "/prepared")[1]["status"] == "succeeded", timeout_s=60.0)
     assert call(path, "GET", "/submitted")[1]["delivery"] == "delayed"
 
@@ -132,7 +132,7 @@ def check_reading_goes_on(client: BlockingClient, expected: Shown) -> None:
     """Behind the cursors: one that a channel committed, and one that is moved."""
     streamed = expected["queues"]["streamed"]
     cursor = streamed["subscribers"]["channel reader"]["versions"]
-    wanted = {lane: told["messages"][cursor.get(lane, 0) :] for lane, told in streamed["lanes"].items()}
+    wanted = {lane: reply["messages"][cursor.get(lane, 0) :] for lane, reply in streamed["lanes"].items()}
     left = sorted(value_of(message) for messages in wanted.values() for message in messages)
     assert 0 < len(left) < 20, "the channel committed some, not all"
     found: list[bytes] = []

@@ -28,11 +28,11 @@ def fork_server() -> Iterator[ForkServer]:
 def test_a_child_is_a_process_of_its_own_that_inherits_no_descriptor(fork_server: ForkServer, tmp_path: Path) -> None:
     with Program("one", [PROGRAM], folder=tmp_path, fork_server=fork_server) as one:
         one.start(environment={"COLOUR": "red"})
-        assert one.said["pid"] == one.said["session"] == one.pid != os.getpid()
-        assert one.said["imported_by"] not in {one.pid, os.getpid()}
-        assert one.said["threads"] == 1
-        assert one.said["descriptors"] == [0, 1, 2]
-        assert one.said["colour"] == "red"
+        assert one.report["pid"] == one.report["session"] == one.pid != os.getpid()
+        assert one.report["imported_by"] not in {one.pid, os.getpid()}
+        assert one.report["threads"] == 1
+        assert one.report["descriptors"] == [0, 1, 2]
+        assert one.report["colour"] == "red"
 
 
 def test_killing_one_child_leaves_its_sibling_alive(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_killing_one_child_leaves_its_sibling_alive(fork_server: ForkServer, tmp
         assert one.exit_code == -signal.SIGKILL
         assert two.alive
         assert one.start().pid != first
-        assert one.said["pid"] == one.pid
+        assert one.report["pid"] == one.pid
         assert one.log.read_text() == f"{first} began\n{one.pid} began\n"
 
 

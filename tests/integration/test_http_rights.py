@@ -231,7 +231,7 @@ def test_half_a_handshake_blocks_nothing(peer: PeerProcess) -> None:
 def test_peers_link_with_certificates_of_their_authority_and_with_no_other(tmp_path: Path, pki: Pki) -> None:
     with cluster(tmp_path, 2, tls=pki.client(), **pki.settings(mutual=True)) as peers:
         assert peers[0].ask("POST", "/v1/queues", {"name": "secure"}).status == 201
-        host, _, port = peers[0].told["link"].rpartition(":")
+        host, _, port = peers[0].announced["link"].rpartition(":")
         stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         stranger.check_hostname = False
         pki.ca.configure_trust(stranger)
@@ -272,6 +272,6 @@ def test_an_exposed_or_incompletely_configured_peer_refuses_to_start(
         assert process.returncode not in (None, 0)
     finally:
         finish(process)
-    said = (tmp_path / "stderr").read_text()
-    assert words in said
-    assert "Traceback" not in said
+    stderr = (tmp_path / "stderr").read_text()
+    assert words in stderr
+    assert "Traceback" not in stderr

@@ -40,10 +40,15 @@ class Listener:
         self.number, self.run, self.cluster = number, run, cluster
         self.heard: list[tuple[int, int, Any]] = []
         self.known: dict[int, str] = {}
-        self.told: dict[int, str] = {}
+        self.configured_addresses: dict[int, str] = {}
         accepting, dialling = tls
         self.links = Links(
-            self, me=number, addresses=lambda: self.known, configured=self.told, accepting=accepting, dialling=dialling
+            self,
+            me=number,
+            addresses=lambda: self.known,
+            configured=self.configured_addresses,
+            accepting=accepting,
+            dialling=dialling,
         )
 
     async def listen(self) -> str:
@@ -142,7 +147,7 @@ def test_a_later_run_replaces_the_link_and_an_earlier_one_is_refused() -> None:
 def test_a_peer_that_moved_is_found_at_the_address_the_operator_gives() -> None:
     async def scenario() -> None:
         first, second, other = Listener(1), Listener(2), Listener(1, cluster=b"another cluster.")
-        second.told[1] = await first.listen()
+        second.configured_addresses[1] = await first.listen()
         second.dial(1, await other.listen())
         await until(lambda: 1 in second.links.connected)
         second.say(1, Heartbeat(1, coordinating=False, cursor=1))

@@ -70,7 +70,7 @@ def pages(beside: Beside, name: str, *, local: bool, after: int = 0) -> list[Rea
     return [batch for page in found for batch in page]
 
 
-def told(batches: Sequence[ReadBatch]) -> list[tuple[int, bytes]]:
+def versions_and_values(batches: Sequence[ReadBatch]) -> list[tuple[int, bytes]]:
     """(version, value)"""
     return [(batch.first_version + row, value) for batch in batches for row, value in enumerate(batch.values())]
 
@@ -103,14 +103,18 @@ def places(beside: Beside, name: str) -> Places | None:
 
 def test_a_reader_on_the_same_machine_reads_batches_from_the_files(beside: Beside, orders: str) -> None:
     near, far = pages(beside, orders, local=True), pages(beside, orders, local=False)
-    assert told(near) == told(far) == [(number + 1, message(number)) for number in range(MESSAGES)]
+    assert (
+        versions_and_values(near)
+        == versions_and_values(far)
+        == [(number + 1, message(number)) for number in range(MESSAGES)]
+    )
     assert memories(near) == {mmap.mmap, bytes}  # a full file, and the one that is being written
     assert memories(far) == {bytearray}
 
 
 def test_a_read_from_files_may_start_inside_a_batch(beside: Beside, orders: str) -> None:
     for after in (1, IN_BATCH + 2, MESSAGES - 1):
-        assert told(pages(beside, orders, local=True, after=after))[0] == (after + 1, message(after))
+        assert versions_and_values(pages(beside, orders, local=True, after=after))[0] == (after + 1, message(after))
 
 
 def test_small_batches_are_sent_over_http(beside: Beside) -> None:
@@ -118,7 +122,7 @@ def test_small_batches_are_sent_over_http(beside: Beside) -> None:
     for number in range(50):
         beside.client.queue("small").enqueue(b"%d" % number)
     found = pages(beside, "small", local=True)
-    assert [value for _, value in told(found)] == [b"%d" % number for number in range(50)]
+    assert [value for _, value in versions_and_values(found)] == [b"%d" % number for number in range(50)]
     assert mmap.mmap not in memories(found)
     assert asked(beside, "small")[0] == BATCHES
 
@@ -140,7 +144,7 @@ def test_a_reader_who_may_not_read_the_files_gets_the_batches(
 
     monkeypatch.setattr("avow.client.local_files.os.open", refused)
     found = pages(beside, orders, local=True)
-    assert len(told(found)) == MESSAGES
+    assert len(versions_and_values(found)) == MESSAGES
     assert memories(found) == {bytearray}
 
 
@@ -151,7 +155,7 @@ def test_a_batch_that_was_read_survives_its_file(beside: Beside) -> None:
     path = places(beside, "passing").files[0][0]  # type: ignore[union-attr]
     beside.client.delete_queue("passing")
     wait_until(lambda: not os.path.exists(path), what="the files are gone")
-    assert told(first) == [(number + 1, message(number)) for number in range(8)]
+    assert versions_and_values(first) == [(number + 1, message(number)) for number in range(8)]
     with pytest.raises(UnknownQueue):
         list(reading)
 

@@ -253,13 +253,13 @@ def test_an_observer_sees_enqueue_then_stored_by_each_peer_then_committed(cluste
         await until(lambda: any(event["event"] == "committed" for event in observer.events))
         return observer
 
-    told = run(scenario()).events
-    names = [event["event"] for event in told]
+    seen = run(scenario()).events
+    names = [event["event"] for event in seen]
     assert names[0] == "enqueue"
-    assert bytes(Batch(b64decode(told[0]["batch"])).value(0)) == b"x'"
-    stored = [event["peer"] for event in told if event["event"] == "stored"]
+    assert bytes(Batch(b64decode(seen[0]["batch"])).value(0)) == b"x'"
+    stored = [event["peer"] for event in seen if event["event"] == "stored"]
     assert sorted(stored) == [1, 2, 3]
-    assert all(event["upto_version"] == 1 for event in told if event["event"] != "enqueue")
+    assert all(event["upto_version"] == 1 for event in seen if event["event"] != "enqueue")
     assert names[: names.index("committed")].count("stored") >= 2
 
 
@@ -421,9 +421,9 @@ def test_a_channel_is_opened_over_webchannel_with_the_same_parameters_and_errors
     status_, body = post("/v1/webchannel?VER=8&CVER=22&RID=1&role=reader&queue=webbed", urlencode(form))
     assert status_ == 200
     sid = json.loads(body.partition(b"\n")[2])[0][1][1]
-    _, _, told = ask(cluster, f"/v1/webchannel?VER=8&SID={sid}&RID=rpc&AID=0&CI=1&TYPE=xmlhttp")
-    for _number, (said,) in json.loads(told.partition(b"\n")[2]):
-        core.received(generation, b64decode(said["f"]))
+    _, _, seen = ask(cluster, f"/v1/webchannel?VER=8&SID={sid}&RID=rpc&AID=0&CI=1&TYPE=xmlhttp")
+    for _number, (frame,) in json.loads(seen.partition(b"\n")[2]):
+        core.received(generation, b64decode(frame["f"]))
     messages = [bytes(value) for event in core.take_events() if isinstance(event, Messages) for value in event.values]
     assert messages == [b'{"lanes":{"0":0}}']
 

@@ -61,7 +61,7 @@ def status(name: str, state: str, **more: Any) -> Status:
     return Status(name=name, kind="archive", state=state, pid=7, started_s=5.0, **more)
 
 
-def told(client: BlockingClient, queue: str, name: str) -> list[dict[str, Any]]:
+def reports_of(client: BlockingClient, queue: str, name: str) -> list[dict[str, Any]]:
     messages = [message for batch in client.queue(queue).read() for message in batch.messages()]
     return [json.loads(message.value) for message in messages if message.key == name.encode()]
 
@@ -75,7 +75,7 @@ def test_each_state_is_reported_once_in_order_and_the_final_one_before_the_end(
         reporter.report(status("keep", state, counts=counts, error="why" if state == "failed" else ""))
     reporter.close()
     reporter.report(status("keep", "too late"))
-    found = told(client, PIPELINES_QUEUE, "keep")
+    found = reports_of(client, PIPELINES_QUEUE, "keep")
     assert [one["state"] for one in found] == ["starting", "running", "failed"]
     last = found[-1]
     assert last.pop("host")
@@ -113,9 +113,9 @@ def test_an_idle_run_reports_that_it_is_alive(peer: PeerProcess, client: Blockin
     reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
     reporter.report(status("slow", "starting"))
     wait_until(lambda: bool(client.queues()) and any(one.name == queue for one in client.queues()))
-    wait_until(lambda: len(told(client, queue, "slow")) >= 3)
+    wait_until(lambda: len(reports_of(client, queue, "slow")) >= 3)
     reporter.close()
-    found = told(client, queue, "slow")
+    found = reports_of(client, queue, "slow")
     assert {one["state"] for one in found} == {"starting"}
     assert len({one["at_s"] for one in found}) == len(found)
 
@@ -125,7 +125,7 @@ def test_many_updates_of_one_state_become_few_reports(peer: PeerProcess, client:
     for rows in range(1_000):
         reporter.report(status("busy", "running", counts=Counts(rows=rows)))
     reporter.close()
-    found = told(client, queue, "busy")
+    found = reports_of(client, queue, "busy")
     assert found[-1]["rows"] == 999
     assert len(found) < 100  # one a second
 

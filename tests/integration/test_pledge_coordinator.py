@@ -73,16 +73,16 @@ def test_a_pledge_is_delivered_when_it_is_submitted(runner: Callable[[Any], Any]
 def test_a_submit_is_delivered_without_waiting_for_a_poll() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         for number in range(20):
-            told = await pledges.submit(bank(service, f"g{number}", wait_result=True))
-            assert told.delivery.state == "succeeded"
+            submission = await pledges.submit(bank(service, f"g{number}", wait_result=True))
+            assert submission.delivery.state == "succeeded"
 
     scenario(work, sweep_s=3600.0)
 
 
 def test_an_empty_url_is_delivered_at_once_as_in_dtm() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
-        told = await pledges.submit(request_of("g", "", f"{service.url}/in", wait_result=True))
-        assert told.delivery.state == "succeeded"
+        submission = await pledges.submit(request_of("g", "", f"{service.url}/in", wait_result=True))
+        assert submission.delivery.state == "succeeded"
         assert [dict(seen.query)["branch_id"] for seen in service.requests] == ["02"]
 
     scenario(work)
@@ -180,11 +180,11 @@ def test_point_4_a_caller_waiting_for_the_result_gets_the_actual_status(
 ) -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/in", answer, SUCCESS)
-        told = await pledges.submit(bank(service, wait_result=True, **options))
-        assert told.delivery.state == state
-        assert told.pledge.status == ("succeeded" if state == "succeeded" else "submitted")
+        submission = await pledges.submit(bank(service, wait_result=True, **options))
+        assert submission.delivery.state == state
+        assert submission.pledge.status == ("succeeded" if state == "succeeded" else "submitted")
         if state == "failing":
-            assert told.delivery.error
+            assert submission.delivery.error
         await ended(pledges, "g")
 
     scenario(work)
@@ -199,13 +199,13 @@ def test_point_6_a_pledge_that_always_fails_is_dead_alerts_and_is_redriven_by_on
             assert (dead.progress.failures, len(dead.progress.attempts)) == (6, 6)
             assert "out of order" in dead.progress.last_error
 
-            async def all_told() -> bool:
+            async def both_alerted() -> bool:
                 return len(service.to("/alerts")) == 2
 
-            await until(all_told)
-            told = [msgspec.json.decode(seen.body) for seen in service.to("/alerts")]
-            assert [(alert["retry_count"], alert["status"]) for alert in told] == [(3, "submitted"), (6, "dead")]
-            assert set(told[0]) == {"gid", "status", "branch", "error", "retry_count"}
+            await until(both_alerted)
+            alerts = [msgspec.json.decode(seen.body) for seen in service.to("/alerts")]
+            assert [(alert["retry_count"], alert["status"]) for alert in alerts] == [(3, "submitted"), (6, "dead")]
+            assert set(alerts[0]) == {"gid", "status", "branch", "error", "retry_count"}
             service.answer("/in", SUCCESS)
             await pledges.redrive("g")
             await ended(pledges, "g")
@@ -413,8 +413,8 @@ def test_point_5_thousands_stuck_behind_a_dead_endpoint_stop_nobody_and_go_out_w
 
             await until(stuck, what="pledges that are stuck")
             for number in range(100):
-                told = await pledges.submit(bank(alive, f"beside{number}", wait_result=True))
-                assert told.delivery.state == "succeeded"
+                submission = await pledges.submit(bank(alive, f"beside{number}", wait_result=True))
+                assert submission.delivery.state == "succeeded"
             if how == "refusing":
                 await dead.start()
             dead.answer("/in", SUCCESS)

@@ -34,8 +34,8 @@ class GrpcPeer:
         return failure.value.code(), failure.value.details()
 
     def status(self, gid: str) -> tuple[str, list[str]]:
-        said = self.peer.ask("GET", f"/api/dtmsvr/query?gid={gid}").json
-        return said["transaction"]["status"], [branch["status"] for branch in said["branches"]]
+        reply = self.peer.ask("GET", f"/api/dtmsvr/query?gid={gid}").json
+        return reply["transaction"]["status"], [branch["status"] for branch in reply["branches"]]
 
     def until(self, gid: str, wanted: str) -> list[str]:
         wait_until(lambda: self.status(gid)[0] == wanted)
@@ -67,9 +67,9 @@ class Business(grpc.GenericRpcHandler):
         metadata = {key: value for key, value in details.invocation_metadata if key.startswith("dtm-")}
         self.heard.append((name, request, metadata))
         script = self.script.get(name)
-        said = script.pop(0) if script else None
-        if said is not None:
-            context.abort(*said)
+        reply = script.pop(0) if script else None
+        if reply is not None:
+            context.abort(*reply)
         return b""
 
 
@@ -123,8 +123,8 @@ def test_normal(dtm: GrpcPeer, business: tuple[Business, str], gid: str) -> None
     names = handler.heard[0][2]
     assert (names["dtm-gid"], names["dtm-branch_id"], names["dtm-op"]) == (gid, "01", "action")
     assert names["dtm-trans_type"] == "msg"
-    said = dtm.peer.ask("GET", f"/api/dtmsvr/query?gid={gid}").json["transaction"]
-    assert (said["protocol"], said["branch_headers"]) == ("grpc", {"test_header": "value"})
+    reply = dtm.peer.ask("GET", f"/api/dtmsvr/query?gid={gid}").json["transaction"]
+    assert (reply["protocol"], reply["branch_headers"]) == ("grpc", {"test_header": "value"})
 
 
 def test_timeout_success(dtm: GrpcPeer, business: tuple[Business, str], gid: str) -> None:

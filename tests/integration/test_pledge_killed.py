@@ -117,14 +117,14 @@ def test_many_pledges_arrive_exactly_once_while_peers_are_killed(cluster: LocalC
         body = {"branches": [{"url": "queue://transfers", "payload": gids[number]}]}
         for attempt in range(200):
             try:
-                said = ask(
+                reply = ask(
                     cluster, 1 + (number + attempt) % 3, "POST", f"/v1/pledges/{gids[number]}/submit?timeout_s=5", body
                 )
             except (OSError, http.client.HTTPException):
                 continue
-            if said.get("gid") == gids[number]:
+            if reply.get("gid") == gids[number]:
                 return
-        raise AssertionError(f"{gids[number]} was never taken: {said}")
+        raise AssertionError(f"{gids[number]} was never taken: {reply}")
 
     with ThreadPoolExecutor(8) as pool:
         submitted = [pool.submit(submit, number) for number in range(PLEDGES)]
@@ -163,7 +163,7 @@ def test_a_peer_that_joins_gets_its_share_of_the_lanes(cluster: LocalCluster, tm
         ask(cluster, 1, "POST", "/v1/pledges/before/submit", {"branches": [{"url": service.url("/a")}]})
         number = cluster.add(folder=tmp_path / "joining")
         wait_until(lambda: _status(cluster, number, "before") == "succeeded")
-        said = ask(cluster, number, "POST", "/v1/pledges/there/submit", {"branches": [{"url": service.url("/b")}]})
-        assert said["status"] == "submitted"
+        reply = ask(cluster, number, "POST", "/v1/pledges/there/submit", {"branches": [{"url": service.url("/b")}]})
+        assert reply["status"] == "submitted"
         service.wait_for("/b", 1)
         wait_until(lambda: _status(cluster, 1, "there") == "succeeded")

@@ -143,9 +143,9 @@ class Upgrade:
         assert isinstance(outcome, Delivered), outcome
         await self._read()
 
-    def _wrote(self, queue: str, values: list[bytes], told: list[Done]) -> None:
+    def _wrote(self, queue: str, values: list[bytes], results: list[Done]) -> None:
         """They are one batch of one lane, and follow what was written to it before."""
-        (done,) = told
+        (done,) = results
         known = self._written[queue, done.lane]
         assert (done.first_version, done.last_version) == (len(known) + 1, len(known) + len(values))
         known += values

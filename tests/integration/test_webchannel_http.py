@@ -32,24 +32,24 @@ class User:
 
     def __init__(self) -> None:
         self.socket: Socket
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.on_packet: Callable[[bytes], None] = lambda data: None
         self.on_writable: Callable[[], None] = lambda: None
 
     def opened(self, socket: Socket) -> None:
         self.socket = socket
-        self.told.append("opened")
+        self.events.append("opened")
 
     def packet(self, socket: Socket, data: bytes | memoryview) -> None:
-        self.told.append(bytes(data))
+        self.events.append(bytes(data))
         self.on_packet(bytes(data))
 
     def writable(self, socket: Socket) -> None:
-        self.told.append("writable")
+        self.events.append("writable")
         self.on_writable()
 
     def lost(self, socket: Socket, reason: str) -> None:
-        self.told.append(("lost", reason))
+        self.events.append(("lost", reason))
 
 
 class Answer:
@@ -102,9 +102,9 @@ class Peer:
         return sid
 
     async def lost(self, user: User) -> str:
-        await wait_until(lambda: bool(user.told) and user.told[-1][0] == "lost")
-        assert [told for told in user.told if told[0] == "lost"] == user.told[-1:], "it is lost once"
-        reason: str = user.told[-1][1]
+        await wait_until(lambda: bool(user.events) and user.events[-1][0] == "lost")
+        assert [events for events in user.events if events[0] == "lost"] == user.events[-1:], "it is lost once"
+        reason: str = user.events[-1][1]
         return reason
 
 
@@ -207,7 +207,7 @@ def test_an_invalid_request_leaves_the_session_unchanged(query: str) -> None:
             answer = await peer.ask("POST", f"SID={sid}&RID=2&{query}", body)
             assert answer.status == 400
         assert (await peer.ask("POST", f"SID={sid}&RID=2&AID=0", maps(0, b"a"))).status == 200
-        assert peer.users[0].told == ["opened", b"a"]
+        assert peer.users[0].events == ["opened", b"a"]
 
     with_peer(test)
 
@@ -216,7 +216,7 @@ def test_a_handshake_carries_its_parameters_and_first_packets() -> None:
     async def test(peer: Peer) -> None:
         await peer.open(maps(0, b"a", b"b"), "RID=1&CVER=22&role=producer&queue=two+words&zx=1&t=1")
         assert peer.asked == [(None, {"role": "producer", "queue": "two words"})]
-        assert peer.users[0].told == ["opened", b"a", b"b"]
+        assert peer.users[0].events == ["opened", b"a", b"b"]
 
     with_peer(test)
 
@@ -430,7 +430,7 @@ def test_close_reaches_the_client_after_all_data() -> None:
         answer = await peer.ask("GET", f"SID={sid}&RID=rpc&AID=0&CI=1&TYPE=xmlhttp")
         assert [payload for _, payload in answer.chunks[0]][1:] == [["close"]]
         assert await peer.lost(user) == "this end closed it"
-        assert user.told == ["opened", ("lost", "this end closed it")]
+        assert user.events == ["opened", ("lost", "this end closed it")]
 
     with_peer(test)
 
@@ -443,7 +443,7 @@ def test_abort_stops_the_client_and_is_reported_once() -> None:
             await asyncio.wait_for(reader.readuntil(b"noop"), 60)
             user.socket.abort()
             user.socket.abort()
-            assert user.told == ["opened"]
+            assert user.events == ["opened"]
             assert b'["stop"]' in await asyncio.wait_for(reader.read(), 60)
         await peer.lost(user)
         assert (await peer.ask("POST", f"SID={sid}&RID=2&AID=0", b"count=0")).status == 400
@@ -462,8 +462,8 @@ def test_a_handler_that_fails_on_a_packet_loses_the_session() -> None:
         user.on_packet = fail
         assert (await peer.ask("POST", f"SID={sid}&RID=2&AID=0", maps(0, b"a", b"b"))).code == "UNKNOWN_QUEUE"
         await peer.lost(user)
-        assert user.told[:2] == ["opened", b"a"]
-        assert b"b" not in user.told
+        assert user.events[:2] == ["opened", b"a"]
+        assert b"b" not in user.events
 
     with_peer(test)
 

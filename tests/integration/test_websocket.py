@@ -281,7 +281,7 @@ def test_a_close_waits_until_the_other_end_has_read_the_data() -> None:
 
 @both_listeners
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("received", "code"),
     [
         pytest.param([(b"text", Opcode.TEXT, True)], 1003, id="text"),
         pytest.param([(b"te", Opcode.TEXT, False), (b"xt", Opcode.CONT, True)], 1003, id="text in fragments"),
@@ -302,9 +302,13 @@ def test_a_close_waits_until_the_other_end_has_read_the_data() -> None:
     ],
 )
 def test_a_client_that_violates_the_protocol_gets_a_close_code_and_is_cut_off(
-    listener: str, said: bytes | list[tuple[bytes, Opcode, bool]], code: int
+    listener: str, received: bytes | list[tuple[bytes, Opcode, bool]], code: int
 ) -> None:
-    bad = said if isinstance(said, bytes) else b"".join(masked(data, opcode, fin=fin) for data, opcode, fin in said)
+    bad = (
+        received
+        if isinstance(received, bytes)
+        else b"".join(masked(data, opcode, fin=fin) for data, opcode, fin in received)
+    )
 
     async def play() -> None:
         server = Keeper()

@@ -294,15 +294,15 @@ def test_an_improper_handshake_is_answered_with_an_api_error(listener: str) -> N
 
 @both_loops
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [b"", b"GET / HTTP/1.1\r\nho", b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000],
 )
-def test_a_standalone_listener_waits_only_so_long_for_a_handshake(loop: str, said: bytes) -> None:
+def test_a_standalone_listener_waits_only_so_long_for_a_handshake(loop: str, sent: bytes) -> None:
     async def play() -> None:
         server = Keeper()
         async with standing_alone(server, patience=HASTY) as url, raw_client(url) as client:
             with contextlib.suppress(ConnectionError):
-                client.write(said)
+                client.write(sent)
                 assert await client.reader.read() == b""
         assert server.socket is None
 

@@ -124,10 +124,10 @@ def test_a_socket_is_full_until_the_other_end_reads(loop: str, listener: str) ->
             assert server.open_socket.full
             unsent = server.open_socket._transport.get_write_buffer_size()  # type: ignore[attr-defined]
             assert OUTPUT_SIZE_BYTES < unsent < OUTPUT_SIZE_BYTES + 2 * len(packet)
-            told = server.writable_count
+            writable_before = server.writable_count
             for _ in range(count):
                 await client.frame()
-            await until(lambda: server.writable_count == told + 1)
+            await until(lambda: server.writable_count == writable_before + 1)
             assert not server.open_socket.full
 
     run(loop, play())

@@ -130,16 +130,16 @@ def ready(address: str, ca: str) -> bool:
 def see_the_doctor_tell_what_is_wrong(addresses: str, *, token: str, ca: str) -> None:
     """Against real peers, since only they know what they say to a stranger."""
 
-    def said(addresses: str = addresses, *, token: str = token, ca: str = ca) -> list[Finding]:
+    def findings(addresses: str = addresses, *, token: str = token, ca: str = ca) -> list[Finding]:
         return check_cluster(Api(addresses, token=token, ca=ca), asked=True)
 
-    wait_until(lambda: all(one.verdict == "ok" for one in said()), what=lambda: str(said()))  # all voters
-    assert {finding.check for finding in said()} >= {"cluster", "lanes", "versions"}
+    wait_until(lambda: all(one.verdict == "ok" for one in findings()), what=lambda: str(findings()))  # all voters
+    assert {finding.check for finding in findings()} >= {"cluster", "lanes", "versions"}
     for wrong, check, advice in (
-        (said(token=""), "token", "give a token with --token"),
-        (said(token="somebody's"), "token", "give a valid token with --token"),
-        (said(ca=""), "cluster", "PEM file with --ca or AVOW_CA"),
-        (said(addresses.replace("https:", "http:")), "cluster", "use https://"),
+        (findings(token=""), "token", "give a token with --token"),
+        (findings(token="somebody's"), "token", "give a valid token with --token"),
+        (findings(ca=""), "cluster", "PEM file with --ca or AVOW_CA"),
+        (findings(addresses.replace("https:", "http:")), "cluster", "use https://"),
     ):
         assert {finding.check for finding in wrong} == {check}, wrong
         assert all(finding.verdict == "fail" and advice in finding.advice for finding in wrong)

@@ -160,14 +160,14 @@ def test_everything_that_the_dockerfile_copies_exists_and_is_not_ignored() -> No
 
 
 def test_the_image_runs_unprivileged_with_a_volume_and_a_healthcheck() -> None:
-    said = dict(instructions())
-    assert said["USER"] == "10001:10001"
-    assert said["VOLUME"] == "/var/lib/avow"
-    assert "healthcheck.py" in said["HEALTHCHECK"]
-    assert (said["ENTRYPOINT"], said["CMD"]) == ('["avow"]', '["serve"]')
-    given = dict(re.findall(r"(AVOW_\w+)=(\S+)", said["ENV"]))
+    directives = dict(instructions())
+    assert directives["USER"] == "10001:10001"
+    assert directives["VOLUME"] == "/var/lib/avow"
+    assert "healthcheck.py" in directives["HEALTHCHECK"]
+    assert (directives["ENTRYPOINT"], directives["CMD"]) == ('["avow"]', '["serve"]')
+    given = dict(re.findall(r"(AVOW_\w+)=(\S+)", directives["ENV"]))
     settings = load({}, environment=given)
-    assert settings.data == said["VOLUME"]
+    assert settings.data == directives["VOLUME"]
     assert not {"AVOW_TOKENS", "AVOW_TLS_KEY"} & given.keys()
 
 

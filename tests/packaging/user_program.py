@@ -41,5 +41,5 @@ def refused(addresses: str) -> str:
 
 
 if __name__ == "__main__":
-    told = (blocking(sys.argv[1]), asyncio.run(streaming(sys.argv[1])), refused(sys.argv[1]))
-    sys.stdout.write(f"{told}\n")
+    results = (blocking(sys.argv[1]), asyncio.run(streaming(sys.argv[1])), refused(sys.argv[1]))
+    sys.stdout.write(f"{results}\n")

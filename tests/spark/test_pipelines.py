@@ -187,9 +187,9 @@ def test_sql_sends_good_rows_and_dead_letters_once_though_a_batch_is_repeated(
     assert values(client, "prices-good") == [b"10", b"20", b"40"]
     (dead,) = messages(client, "prices-dead")
     assert (dead.key, dead.value) == (b"x", b"x")
-    said = dict(dead.headers)
-    assert (said["trace"], said["error"]) == (b"x", b"no number")
-    assert bytes(said["source"]).startswith(b"prices/")
+    headers = dict(dead.headers)
+    assert (headers["trace"], headers["error"]) == (b"x", b"no number")
+    assert bytes(headers["source"]).startswith(b"prices/")
 
 
 def test_a_function_of_messages_fills_a_table_and_its_failures_are_dead_letters(
@@ -249,11 +249,14 @@ def test_without_dead_letters_a_failing_function_ends_the_stream_and_is_named(
     with pytest.raises(PipelineFailed, match="ValueError: this one is bad"):
         ended(lambda: transform(spark, spec, once=True))
     assert values(client, "words-twice") == []
-    for statement, said in (("SELECT nothing FROM source", "nothing"), ("SELECT key FROM source", "no column value")):
+    for statement, expected in (
+        ("SELECT nothing FROM source", "nothing"),
+        ("SELECT key FROM source", "no column value"),
+    ):
         wrong = TransformSpec(
             name="wrong", checkpoint="x", cluster=cluster, source=spec.source, sink=spec.sink, sql=statement
         )
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=expected):
             transform(spark, wrong)
 
 

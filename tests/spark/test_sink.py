@@ -171,7 +171,7 @@ def _stream(spark: SparkSession, folder: Path, checkpoint: Path, cluster: LocalC
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "said"),
+    ("columns", "options", "expected"),
     [
         (["value", "value AS extra"], {}, "'extra'"),
         (["CAST(value AS INT) AS value"], {}, "'value' is int"),
@@ -190,10 +190,10 @@ def test_invalid_rows_are_refused_and_nothing_arrives(
     client: BlockingClient,
     columns: list[str],
     options: dict[str, Any],
-    said: str,
+    expected: str,
 ) -> None:
     client.create_queue("refusing", lanes=2)
     client.create_queue("news", strategy="pub-sub")
-    with pytest.raises(PySparkException, match=f"(?s){said}"):
+    with pytest.raises(PySparkException, match=f"(?s){expected}"):
         write(numbers(spark, 100).selectExpr(*columns), cluster, **{"topic": "refusing", **options})
     assert visible(client, "refusing") == []

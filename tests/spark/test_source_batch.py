@@ -111,7 +111,7 @@ def test_an_empty_range_gives_an_empty_frame(spark: SparkSession, client: Blocki
 
 
 @pytest.mark.parametrize(
-    ("options", "schema", "said"),
+    ("options", "schema", "expected"),
     [
         ({"subscribe": "nowhere"}, None, "has no queue 'nowhere'"),
         ({"subscribe": "orders", "kafka.group.id": "x"}, None, "no option kafka.group.id"),
@@ -121,7 +121,12 @@ def test_an_empty_range_gives_an_empty_frame(spark: SparkSession, client: Blocki
     ],
 )
 def test_errors_name_what_is_wrong(
-    spark: SparkSession, client: BlockingClient, servers: str, options: dict[str, str], schema: str | None, said: str
+    spark: SparkSession,
+    client: BlockingClient,
+    servers: str,
+    options: dict[str, str],
+    schema: str | None,
+    expected: str,
 ) -> None:
-    with pytest.raises((AnalysisException, PySparkException), match=said):
+    with pytest.raises((AnalysisException, PySparkException), match=expected):
         load(spark, servers, schema=schema, **options).collect()

@@ -75,7 +75,7 @@ class Moves(Stage):
         self.checked(end)
 
     def misuse(self, name: str, what: str) -> None:
-        """Mistakes of the application: they must be refused and change nothing."""
+        """Application errors, which must be refused and change nothing."""
         end = self.living(name)
         if end is None or (what == "send while suspended" and not end.out.suspended):
             return
@@ -100,7 +100,7 @@ class Moves(Stage):
         end.core.end(code, name="NAME", text="because")
         self.checked(end)
         if end.over is None:
-            raise Violation("ended", f"the {name} was ended and goes on")
+            raise Violation("ended", f"the {name} was ended but did not end")
         end.core.end(code)
         end.core.ack_commit(1)
         self.checked(end)
@@ -139,10 +139,10 @@ class Moves(Stage):
             if writer == DIALER:
                 self._to_acceptor(socket, packet)
             else:
-                self.heard(self.dialer, socket, socket.generation, packet)
+                self.received(self.dialer, socket, socket.generation, packet)
 
     def under_way(self) -> list[tuple[int, str]]:
-        """Where packets wait: socket and writer, oldest first."""
+        """Socket and writer of waiting packets, oldest first."""
         return [
             (index, writer)
             for index, socket in enumerate(self.sockets)
@@ -182,7 +182,7 @@ class Moves(Stage):
 
     def _to_acceptor(self, socket: Socket, packet: bytes) -> None:
         if socket.accepted and self.acceptor is not None:
-            self.heard(self.acceptor, socket, socket.accepted, packet)
+            self.received(self.acceptor, socket, socket.accepted, packet)
             return
         hello = next(frames.read_packet(packet))
         if socket.refused or not isinstance(hello, Hello):

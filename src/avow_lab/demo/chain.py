@@ -145,8 +145,8 @@ class DemoChain(Chain):
     def _lanes(self) -> list[dict[str, Any]]:
         for number in self.cluster.running:
             with contextlib.suppress(Offline):
-                said = self.cluster.ask(number, "/v1/cluster")
-                return [*said["lanes"], said["metadata"]]
+                view = self.cluster.ask(number, "/v1/cluster")
+                return [*view["lanes"], view["metadata"]]
         return []
 
     def undecided(self) -> set[str]:

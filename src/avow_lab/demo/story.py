@@ -116,7 +116,7 @@ class Story:
         self._tell("orders", "first", "a first customer orders; Spark is still starting")
         self._wait(self._first_rows, what=chain.driver.log_tail, timeout_s=STARTED_S)
         chain.driver.wait_serving()
-        waiting = len(chain.load.told)
+        waiting = len(chain.load.answers)
         text = f"Spark is running: the first of {plural(waiting, 'order')} that waited in the queue are rows"
         self._tell("orders", "rows", text, table=chain.table.url)
         self._tell("orders", "ordering", "many customers order; one order in eight is not paid and is rolled back")
@@ -197,7 +197,7 @@ class Story:
             repeated=chain.load.repeated,
             takeover=self._takeover,
             decided=self._decided,
-            misreported=misreported(chain.load.told, set(chain.committed())),
+            misreported=misreported(chain.load.answers, set(chain.committed())),
             stuck=self._stuck,
             planted=planted,
         )

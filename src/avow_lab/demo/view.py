@@ -119,13 +119,13 @@ def _peer(peer: PeerSample) -> Text:
 
 def _others(scene: Scene) -> Text:
     shop = ("● ", "green") if scene.shop_open else ("✖ ", "bold red") if scene.shop_pid else ("○ ", "dim")
-    said = f"shop     pid {scene.shop_pid:<8}" if scene.shop_pid else "shop     not open yet   "
+    shop_line = f"shop     pid {scene.shop_pid:<8}" if scene.shop_pid else "shop     not open yet   "
     state = "open" if scene.shop_open else "dead" if scene.shop_pid else ""
     pipeline = f"batch {scene.batches:,} is written" if scene.batches else "starting"
     spark = ("● ", "green") if scene.batches else ("○ ", "dim")
     return Text.assemble(
         shop,
-        said,
+        shop_line,
         (f"{state}\n", "" if scene.shop_open else "bold red"),
         spark,
         f"Spark    pid {scene.driver_pid:<8}",

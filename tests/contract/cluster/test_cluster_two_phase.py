@@ -15,8 +15,8 @@ ID = b"0123456789abcdef"
 def refused(answer: Answer, code: str, status: int, *, retriable: bool = False) -> dict[str, object]:
     """The details of a refusal, which every one of these is: definite."""
     found = answer.error
-    said = (answer.status, found.pop("code"), found.pop("definite"), found.pop("retriable"))
-    assert said == (status, code, True, retriable)
+    fields = (answer.status, found.pop("code"), found.pop("definite"), found.pop("retriable"))
+    assert fields == (status, code, True, retriable)
     assert ("retry-after" in answer.headers) == (status == 503)
     return found
 

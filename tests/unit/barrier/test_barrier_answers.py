@@ -80,7 +80,9 @@ def test_commands_that_cannot_be_run_are_refused(commands: list[tuple[str, ...]]
 def test_the_result_of_a_script_is_parsed() -> None:
     assert scripts.read_adjusted(KEY, b"") is Adjusted.DONE
     assert scripts.read_adjusted(KEY, "short") is Adjusted.SHORT
-    assert [scripts.read_adjusted(KEY, said) for said in (b"action:5", "op", "action")] == [Adjusted.DUPLICATE] * 3
+    assert [scripts.read_adjusted(KEY, given_back) for given_back in (b"action:5", "op", "action")] == [
+        Adjusted.DUPLICATE
+    ] * 3
     with pytest.raises(AlreadyDecided):
         scripts.read_adjusted(KEY, b"rollback")
     for other in ("action:6", "msg:5", "broken:2"):

@@ -42,7 +42,7 @@ def test_a_lane_that_was_read_completely_passes_the_audit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "expected"),
     [
         ([Stretch(0, 1, 3, 3, 3), Stretch(0, 5, 9, 5, 5)], "lane 0: a hole after 3"),
         ([Stretch(0, 1, 3, 3, 3), Stretch(0, 3, 9, 7, 7)], "lane 0: twice, or not in order after 3"),
@@ -52,8 +52,8 @@ def test_a_lane_that_was_read_completely_passes_the_audit() -> None:
         ([Stretch(0, 1, 9, 9, 9), Stretch(7, 1, 1, 1, 1)], "lane 7: read up to 1, and it ends at 0"),
     ],
 )
-def test_missing_duplicate_and_wrong_messages_are_named(parts: list[Stretch], said: str) -> None:
-    assert said in totals_of(parts, ends={0: 9}, trimmed=0).faults
+def test_missing_duplicate_and_wrong_messages_are_named(parts: list[Stretch], expected: str) -> None:
+    assert expected in totals_of(parts, ends={0: 9}, trimmed=0).faults
 
 
 def test_a_latency_is_judged_by_its_median(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,17 +16,17 @@ def sent(*values: bytes, last_commit: int = 0) -> Outgoing:
     return out
 
 
-def given(out: Outgoing, size_bytes: int = 65_536) -> list[object]:
+def taken(out: Outgoing, size_bytes: int = 65_536) -> list[object]:
     """The content of the next packet: values and (commit, upto)."""
-    said: list[object] = []
+    items: list[object] = []
     for frame in read_packet(b"".join(out.next_frames(size_bytes))):
         if isinstance(frame, Data):
-            said += [bytes(value) for value in frame.values]
+            items += [bytes(value) for value in frame.values]
         elif isinstance(frame, Commit):
-            said.append((frame.id, frame.upto))
+            items.append((frame.id, frame.upto))
         else:
             assert not isinstance(frame, Ack)
-    return said
+    return items
 
 
 def fates(out: Outgoing) -> list[tuple[int, str, int]]:
@@ -47,29 +47,29 @@ def test_a_commit_follows_exactly_what_it_covers() -> None:
     out.send(b"c")
     out.commit()
     out.send(b"d")
-    assert given(out) == [b"a", b"b", (1, 2), b"c", (2, 3), b"d"]
+    assert taken(out) == [b"a", b"b", (1, 2), b"c", (2, 3), b"d"]
     assert not out.waiting
 
 
 def test_an_empty_commit_on_an_idle_channel_is_sent() -> None:
     out = Outgoing()
     out.commit()
-    assert given(out) == [(1, 0)]
+    assert taken(out) == [(1, 0)]
 
 
 def test_the_first_and_newest_of_commits_at_the_same_place_are_sent() -> None:
     out = sent(b"a")
     for _ in range(5):
         out.commit()
-    assert given(out) == [b"a", (1, 1), (5, 1)]
+    assert taken(out) == [b"a", (1, 1), (5, 1)]
 
 
 def test_a_commit_after_a_sent_one_at_the_same_place_is_sent_too() -> None:
     out = sent(b"a")
     out.commit()
-    assert given(out) == [b"a", (1, 1)]
+    assert taken(out) == [b"a", (1, 1)]
     out.commit()
-    assert given(out) == [(2, 1)]
+    assert taken(out) == [(2, 1)]
 
 
 def test_a_thousand_commits_without_a_message_take_no_memory() -> None:
@@ -81,28 +81,28 @@ def test_a_thousand_commits_without_a_message_take_no_memory() -> None:
 
 def test_a_full_packet_is_closed_and_the_next_one_continues() -> None:
     out = sent(*[b"12345678"] * 5)
-    assert [len(given(out, 24)) for _ in range(3)] == [2, 2, 1]
+    assert [len(taken(out, 24)) for _ in range(3)] == [2, 2, 1]
 
 
 def test_a_message_larger_than_a_packet_has_one_of_its_own() -> None:
     out = sent(b"a", b"x" * 100, b"b")
-    assert [given(out, 20) for _ in range(3)] == [[b"a"], [b"x" * 100], [b"b"]]
+    assert [taken(out, 20) for _ in range(3)] == [[b"a"], [b"x" * 100], [b"b"]]
 
 
 def test_a_message_that_does_not_fit_behind_a_commit_waits_for_the_next_packet() -> None:
     out = sent(b"a" * 10)
     out.commit()
     out.send(b"x" * 100)
-    assert given(out, 40) == [b"a" * 10, (1, 1)]
-    assert given(out, 40) == [b"x" * 100]
+    assert taken(out, 40) == [b"a" * 10, (1, 1)]
+    assert taken(out, 40) == [b"x" * 100]
 
 
 def test_nothing_waits_when_everything_was_sent() -> None:
     out = sent(b"a")
     assert out.waiting
-    given(out)
+    taken(out)
     assert not out.waiting
-    assert given(out) == []
+    assert taken(out) == []
 
 
 # ------------------------------------------------------------------ acknowledgement
@@ -113,7 +113,7 @@ def test_an_ack_releases_exactly_the_messages_its_commit_covers() -> None:
     out.commit()
     out.send(b"ccc")
     out.commit()
-    given(out)
+    taken(out)
     assert out.ack(1)
     assert (out.released_to, out.count, out.size_bytes) == (2, 1, 3 + VALUE_OVERHEAD_BYTES)
     assert out.ack(2)
@@ -125,7 +125,7 @@ def test_an_ack_of_a_newer_commit_releases_the_messages_of_older_ones() -> None:
     out.commit()
     out.send(b"b")
     out.commit()
-    given(out)
+    taken(out)
     assert out.ack(2)
     assert (out.released_to, out.acked) == (2, 2)
 
@@ -134,7 +134,7 @@ def test_an_older_ack_after_a_newer_one_is_ignored() -> None:
     out = sent(b"a")
     out.commit()
     out.commit()
-    given(out)
+    taken(out)
     assert out.ack(2)
     assert out.ack(1)
     assert out.ack(2)
@@ -145,7 +145,7 @@ def test_an_ack_of_an_unsent_commit_is_a_violation() -> None:
     out = sent(b"a")
     out.commit()
     assert not out.ack(1)  # issued, but not written to a socket
-    given(out)
+    taken(out)
     assert not out.ack(2)
     assert out.ack(1)
 
@@ -153,12 +153,12 @@ def test_an_ack_of_an_unsent_commit_is_a_violation() -> None:
 def test_an_ack_in_the_middle_of_a_run_leaves_the_rest_of_it_to_be_acknowledged() -> None:
     out = sent(b"a")
     out.commit()
-    given(out)
+    taken(out)
     out.commit()
     out.commit()
     assert out.ack(1)
     assert (out.count, out.waiting) == (0, True)
-    assert given(out) == [(2, 1), (3, 1)]
+    assert taken(out) == [(2, 1), (3, 1)]
     assert out.ack(3)
     assert not out._runs
 
@@ -167,10 +167,10 @@ def test_an_ack_of_a_commit_that_the_other_end_lacked_is_a_violation() -> None:
     """Regression: released_to passed given_to, and the next packet never ended."""
     out = sent(b"a")
     out.commit()
-    given(out)
+    taken(out)
     out.resume(0, 0)
     assert not out.ack(1)
-    assert given(out) == [b"a", (1, 1)]
+    assert taken(out) == [b"a", (1, 1)]
     assert out.ack(1)
 
 
@@ -181,15 +181,15 @@ def test_a_resumed_socket_gets_what_the_other_end_lacks() -> None:
     out = sent(b"a", b"b")
     out.commit()
     out.send(b"c")
-    given(out)
+    taken(out)
     out.resume(1, 0)
-    assert given(out) == [b"b", (1, 2), b"c"]
+    assert taken(out) == [b"b", (1, 2), b"c"]
     out.resume(2, 0)
-    assert given(out) == [(1, 2), b"c"]
+    assert taken(out) == [(1, 2), b"c"]
     out.resume(2, 1)
-    assert given(out) == [b"c"]
+    assert taken(out) == [b"c"]
     out.resume(3, 1)
-    assert given(out) == []
+    assert taken(out) == []
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_where_the_other_end_may_stand(received_to: int, commits_received_to: in
     out.commit()
     out.send(b"c")
     out.commit()
-    given(out)
+    taken(out)
     assert out.possible(received_to, commits_received_to, acked) == ""
 
 
@@ -222,14 +222,14 @@ def test_where_the_other_end_cannot_stand(received_to: int, commits_received_to:
     out.commit()
     out.send(b"c")
     out.commit()
-    given(out)
+    taken(out)
     assert out.possible(received_to, commits_received_to, acked)
 
 
 def test_an_acknowledged_message_cannot_be_missing() -> None:
     out = sent(b"a", b"b")
     out.commit()
-    given(out)
+    taken(out)
     out.ack(1)
     assert out.possible(1, 1, 1)
     assert out.possible(2, 0, 0)
@@ -249,26 +249,26 @@ def test_a_message_that_was_never_sent_cannot_have_arrived() -> None:
 def test_ids_continue_after_the_last_commit_of_an_earlier_channel() -> None:
     out = sent(b"a", last_commit=40)
     assert out.commit() == 41
-    assert given(out) == [b"a", (41, 1)]
+    assert taken(out) == [b"a", (41, 1)]
 
 
 def test_an_end_without_commits_is_at_the_first_id() -> None:
     out = sent(b"a", last_commit=40)
     out.commit()
-    given(out)
+    taken(out)
     assert out.possible(0, 0, 0) == ""
     assert out.possible(1, 0, 0) == ""
     assert out.possible(1, 41, 41) == ""
     assert out.possible(1, 5, 0)
     out.resume(0, 0)
-    assert given(out) == [b"a", (41, 1)]
+    assert taken(out) == [b"a", (41, 1)]
 
 
 def test_skipped_ids_are_never_sent() -> None:
     out = sent(b"a")
     out.skip_commits(6)
     assert out.commit() == 7
-    assert given(out) == [b"a", (7, 1)]
+    assert taken(out) == [b"a", (7, 1)]
     out.skip_commits(3)
     assert out.commit() == 8
 
@@ -285,14 +285,14 @@ def test_pending_lists_uncovered_messages_with_the_first_commit_that_covers_them
     out.commit()
     out.send(b"d")
     assert fates(out) == [(1, "unsent", 1), (2, "unsent", 2), (3, "unsent", 2), (4, "unsent", 0)]
-    given(out)
+    taken(out)
     out.ack(1)
     assert fates(out) == [(2, "unknown", 2), (3, "unknown", 2), (4, "unknown", 0)]
 
 
 def test_sent_messages_are_unknown_until_the_other_end_reports_them() -> None:
     out = sent(b"a", b"b", b"c")
-    given(out, 10)
+    taken(out, 10)
     assert [fate for _, fate, _ in fates(out)] == ["unknown", "unknown", "unsent"]
     out.resume(1, 0)
     assert [fate for _, fate, _ in fates(out)] == ["delivered", "unknown", "unsent"]
@@ -300,13 +300,13 @@ def test_sent_messages_are_unknown_until_the_other_end_reports_them() -> None:
 
 def test_after_the_end_frame_of_the_other_end_nothing_is_unknown() -> None:
     out = sent(b"a", b"b", b"c")
-    given(out, 10)
+    taken(out, 10)
     out.received_to, out.final = 1, True
     assert [fate for _, fate, _ in fates(out)] == ["delivered", "unsent", "unsent"]
 
 
 def test_messages_sent_on_one_socket_stay_unknown_when_the_next_one_restarts() -> None:
     out = sent(b"a", b"b")
-    given(out)
+    taken(out)
     out.resume(0, 0)
     assert [fate for _, fate, _ in fates(out)] == ["unknown", "unknown"]

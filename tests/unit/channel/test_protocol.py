@@ -128,9 +128,9 @@ def test_an_ack_overtakes_data_that_waits() -> None:
         pair.right.send(bytes(100))
     packet_of(pair.right, 100)
     pair.right.ack_commit(1)
-    said = frames_of(pair.right, 100)
-    assert said[0] == Ack(1)
-    assert isinstance(said[1], Data)
+    written = frames_of(pair.right, 100)
+    assert written[0] == Ack(1)
+    assert isinstance(written[1], Data)
 
 
 def test_ids_continue_after_the_last_commit_of_an_earlier_channel() -> None:
@@ -424,9 +424,9 @@ def test_impossible_limits_are_refused(bounds: Bounds) -> None:
 def test_the_widest_limits_fit_in_a_hello() -> None:
     end = core(cap_count=(1 << 32) - 1, cap_bytes=(1 << 32) - 1)
     end.socket()
-    (said,) = frames_of(end)
-    assert isinstance(said, Hello)
-    assert said.cap_bytes == (1 << 32) - 1
+    (written,) = frames_of(end)
+    assert isinstance(written, Hello)
+    assert written.cap_bytes == (1 << 32) - 1
 
 
 def test_the_initiator_learns_the_window() -> None:

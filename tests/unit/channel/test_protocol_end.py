@@ -31,9 +31,9 @@ def fates(event: Ended) -> list[str]:
 
 
 def last_word(end: Core) -> End:
-    (said,) = frames_of(end)
-    assert isinstance(said, End)
-    return said
+    (frame,) = frames_of(end)
+    assert isinstance(frame, End)
+    return frame
 
 
 def half_arrived() -> Pair:
@@ -187,8 +187,8 @@ def test_more_messages_than_the_cap_end_the_channel_and_none_of_them_is_delivere
     assert [type(event) for event in pair.right.take_events()] == [Messages]
     pair.right.received(1, data(CAP_COUNT + 1))
     assert [type(event) for event in pair.right.take_events()] == [Ended]
-    said = last_word(pair.right)
-    assert (said.code, said.received_to) == (EndCode.CAP_EXCEEDED, CAP_COUNT)
+    frame = last_word(pair.right)
+    assert (frame.code, frame.received_to) == (EndCode.CAP_EXCEEDED, CAP_COUNT)
 
 
 def test_more_bytes_than_the_cap_end_the_channel() -> None:

@@ -26,9 +26,9 @@ from avow.channel.protocol.states import Link
 
 
 def greeting_of(end: Core) -> Hello:
-    (said,) = frames_of(end)
-    assert isinstance(said, Hello)
-    return said
+    (frame,) = frames_of(end)
+    assert isinstance(frame, Hello)
+    return frame
 
 
 def data(first: int, *values: bytes) -> bytes:
@@ -99,8 +99,8 @@ def test_a_hello_reports_the_position_of_its_end() -> None:
     pair.flow()
     pair.left.ack_commit(1)
     pair.left.socket()
-    said = greeting_of(pair.left)
-    assert (said.generation, said.received_to, said.commits_received_to, said.acked) == (2, 3, 2, 1)
+    frame = greeting_of(pair.left)
+    assert (frame.generation, frame.received_to, frame.commits_received_to, frame.acked) == (2, 3, 2, 1)
 
 
 # ------------------------------------------------------------------ resuming
@@ -166,9 +166,9 @@ def test_an_ack_made_between_the_two_hellos_is_sent_after_them() -> None:
     pair.right.commit()
     pair.flow()
     pair.generation = pair.left.socket()
-    said = greeting_of(pair.left)
+    frame = greeting_of(pair.left)
     pair.left.ack_commit(1)
-    pair.right.greeted(said)
+    pair.right.greeted(frame)
     pair.quiet()
     pair.flow()
     assert CommitAcked(1) in pair.right.take_events()
@@ -231,10 +231,10 @@ def test_a_stale_hello_is_refused_and_changes_nothing(generation: int) -> None:
 
 def test_a_fenced_socket_gets_a_fenced_frame() -> None:
     pair = Pair().connect().connect()
-    (said,) = read_packet(pair.right.fenced())
-    assert isinstance(said, End)
-    assert said.code == EndCode.FENCED
-    assert "generation 2" in said.text
+    (frame,) = read_packet(pair.right.fenced())
+    assert isinstance(frame, End)
+    assert frame.code == EndCode.FENCED
+    assert "generation 2" in frame.text
 
 
 def test_a_fenced_frame_ends_only_its_own_socket() -> None:
@@ -319,9 +319,9 @@ def test_a_hello_that_claims_unsent_messages_is_impossible_for_either_end(claim:
     pair.left.received(generation, hello_bytes(hello(generation, **claim)))
     event = ended(pair.left)
     assert (event.code, event.remote, len(event.pending)) == (EndCode.IMPOSSIBLE, False, 2)
-    (said,) = frames_of(pair.left)
-    assert isinstance(said, End)
-    assert said.code == EndCode.IMPOSSIBLE
+    (frame,) = frames_of(pair.left)
+    assert isinstance(frame, End)
+    assert frame.code == EndCode.IMPOSSIBLE
 
 
 @pytest.mark.parametrize(
@@ -344,8 +344,8 @@ def test_a_hello_that_lacks_acknowledged_messages_is_impossible(claim: dict[str,
     pair.right.take_events()
     assert pair.right.greeted(hello(2, **claim)) == 2
     assert ended(pair.right).code == EndCode.IMPOSSIBLE
-    (said,) = frames_of(pair.right)
-    assert isinstance(said, End)
+    (frame,) = frames_of(pair.right)
+    assert isinstance(frame, End)
 
 
 def test_a_message_after_a_missing_commit_is_impossible() -> None:

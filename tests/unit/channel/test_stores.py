@@ -311,14 +311,14 @@ def test_messages_stored_by_a_killed_process_are_found(tmp_path: Path, lines: in
     path = tmp_path / "pending"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
-    said = [writer.stdout.readline() for _ in range(lines)][-1]
+    line = [writer.stdout.readline() for _ in range(lines)][-1]
     writer.send_signal(signal.SIGKILL)
     rest = writer.stdout.read().splitlines()
     writer.wait()
     writer.stdout.close()
     if rest and len(rest[-1].split()) == 2:
-        said = rest[-1]
-    released, appended = map(int, said.split())
+        line = rest[-1]
+    released, appended = map(int, line.split())
     found = [int(value[:8]) for value in reopened(path)]
     assert found == list(range(found[0], found[-1] + 1))
     assert max(released, 0) <= found[0] - 1 <= max(released, 0) + 7  # at most one step more was done than was reported

@@ -56,8 +56,13 @@ def test_an_error_is_one_line_of_text_or_one_json_object(capsys: pytest.CaptureF
     assert line.startswith("avow: NOT_EQUAL: the lane ends at version 7")
     assert line.count("\n") == 1
     report(NotEqual(expected=3, current=7), as_json=True)
-    told = json.loads(capsys.readouterr().err)["error"]
-    assert (told["code"], told["cursor"], told["definite"], told["retriable"]) == ("NOT_EQUAL", 7, True, False)
+    printed = json.loads(capsys.readouterr().err)["error"]
+    assert (printed["code"], printed["cursor"], printed["definite"], printed["retriable"]) == (
+        "NOT_EQUAL",
+        7,
+        True,
+        False,
+    )
 
 
 def test_addresses_may_leave_http_out_and_are_checked() -> None:

@@ -143,12 +143,12 @@ def test_a_cluster_is_judged_by_its_quorum(up: tuple[bool, ...], verdict: str) -
 
 
 def test_a_lane_without_a_coordinator_fails_and_a_lagging_peer_is_a_warning() -> None:
-    def said(end: int) -> PeerAnswers:
+    def answers_of(end: int) -> PeerAnswers:
         lane = {"lane": 0, "number": 1, "end": end, "trimmed_to": 0, "coordinator": None, "voters": [1, 2]}
         return PeerAnswers(up=True, ready=True, queues=({"name": "q", "strategy": "two-phase", "lanes": [lane]},))
 
     listed = [{"number": n, "api": "", "state": "ready", "voter": True} for n in (1, 2)]
-    found = verdicts(check_cluster_view(compose(listed, {1: said(1_000_000), 2: said(0)})))
+    found = verdicts(check_cluster_view(compose(listed, {1: answers_of(1_000_000), 2: answers_of(0)})))
     assert (found["lanes"], found["lag"]) == ("fail", "warn")
 
 

@@ -70,7 +70,7 @@ def certified(*names: str) -> tuple[ssl.SSLContext, trustme.CA]:
     return context, authority
 
 
-def said(finding: Finding | None) -> str:
+def text_of(finding: Finding | None) -> str:
     assert finding is not None
     assert (finding.verdict, bool(finding.advice)) == ("fail", True)
     return f"{finding.found} -> {finding.advice}"
@@ -83,29 +83,29 @@ def test_an_address_where_a_peer_answers_is_fine(serve: Serve) -> None:
 def test_a_port_where_nobody_listens_is_reported() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        where = said(check_address(f"http://127.0.0.1:{unused.getsockname()[1]}", ca=""))
+        where = text_of(check_address(f"http://127.0.0.1:{unused.getsockname()[1]}", ca=""))
     assert "connection refused" in where
     assert "correct the port" in where
 
 
 def test_an_unknown_host_name_is_reported() -> None:
-    assert "the host name no-such-host.invalid cannot be resolved" in said(
+    assert "the host name no-such-host.invalid cannot be resolved" in text_of(
         check_address("http://no-such-host.invalid:7400", ca="")
     )
 
 
 def test_a_port_of_another_service_is_reported(serve: Serve) -> None:
-    assert "the server is not an Avow peer (status 404)" in said(check_address(f"http://{serve(404, b'')}", ca=""))
+    assert "the server is not an Avow peer (status 404)" in text_of(check_address(f"http://{serve(404, b'')}", ca=""))
 
 
 def test_http_to_an_https_port_is_reported(serve: Serve) -> None:
     at = serve(200, ALIVE, tls=certified("127.0.0.1")[0])
-    assert f"the server speaks HTTPS, not HTTP -> use https://{at}" in said(check_address(f"http://{at}", ca=""))
+    assert f"the server speaks HTTPS, not HTTP -> use https://{at}" in text_of(check_address(f"http://{at}", ca=""))
 
 
 def test_https_to_an_http_port_is_reported(serve: Serve) -> None:
     at = serve(200, ALIVE)
-    assert f"the server speaks HTTP, not HTTPS -> use http://{at}" in said(check_address(f"https://{at}", ca=""))
+    assert f"the server speaks HTTP, not HTTPS -> use http://{at}" in text_of(check_address(f"https://{at}", ca=""))
 
 
 def test_a_missing_or_wrong_authority_is_reported(serve: Serve, tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_missing_or_wrong_authority_is_reported(serve: Serve, tmp_path: Path) 
     right, wrong = tmp_path / "right.pem", tmp_path / "wrong.pem"
     authority.cert_pem.write_to_path(str(right))
     trustme.CA().cert_pem.write_to_path(str(wrong))
-    assert "give the CA's PEM file with --ca or AVOW_CA" in said(check_address(at, ca=""))
-    assert "is not the CA that signed it" in said(check_address(at, ca=str(wrong)))
+    assert "give the CA's PEM file with --ca or AVOW_CA" in text_of(check_address(at, ca=""))
+    assert "is not the CA that signed it" in text_of(check_address(at, ca=str(wrong)))
     assert check_address(at, ca=str(right)) is None
 
 
@@ -123,7 +123,7 @@ def test_a_certificate_for_another_name_is_reported(serve: Serve, tmp_path: Path
     context, authority = certified("peer-1.example")
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     at = f"https://{serve(200, ALIVE, tls=context)}"
-    assert "its certificate is not valid for 127.0.0.1" in said(check_address(at, ca=str(tmp_path / "ca.pem")))
+    assert "its certificate is not valid for 127.0.0.1" in text_of(check_address(at, ca=str(tmp_path / "ca.pem")))
 
 
 # ---------------------------------------------------------------------- a service

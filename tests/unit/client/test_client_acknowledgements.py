@@ -138,15 +138,15 @@ def test_batches_of_a_lane_that_moved_to_another_member_are_released() -> None:
 def test_a_batch_of_a_lost_lane_is_committed_or_unknown() -> None:
     acknowledgements = begun({0: 0})
     places = [group(acknowledgements, number, 0, number, number) for number in (1, 2, 3)]
-    done, said, left = [place for place in places if place is not None]
+    done, unconfirmed, left = [place for place in places if place is not None]
     acknowledgements.process(done)
     acknowledgements.ackable()
     acknowledgements.durable(acknowledgements.reported())
-    acknowledgements.process(said)
+    acknowledgements.process(unconfirmed)
     acknowledgements.ackable()
     for _ in range(2):
-        assert [acknowledgements.is_done(place) for place in (done, said, left)] == [True, False, False]
-        assert [acknowledgements.was_reported(place) for place in (done, said, left)] == [True, True, False]
+        assert [acknowledgements.is_done(place) for place in (done, unconfirmed, left)] == [True, False, False]
+        assert [acknowledgements.was_reported(place) for place in (done, unconfirmed, left)] == [True, True, False]
         acknowledgements.begin({})
 
 
@@ -235,14 +235,14 @@ def test_positions_and_moves_are_encoded_in_the_wire_format() -> None:
 
 def test_events_of_an_observer_are_typed() -> None:
     record = base64.b64encode(encode_batch([b"a", b"b"], write_id=bytes(16))).decode()
-    said = {"event": "enqueue", "lane": 3, "first_version": 5, "last_version": 6, "batch": record}
-    event = read_event(memoryview(json.dumps(said).encode()))
+    event_fields = {"event": "enqueue", "lane": 3, "first_version": 5, "last_version": 6, "batch": record}
+    event = read_event(memoryview(json.dumps(event_fields).encode()))
     assert isinstance(event, Enqueued)
     assert (event.lane, event.first_version, event.last_version, event.batch.values()) == (3, 5, 6, [b"a", b"b"])
     stored = {"event": "stored", "lane": 3, "peer": 2, "upto_version": 6}
     assert read_event(memoryview(json.dumps(stored).encode())) == Stored(3, 2, 6)
     committed = {"event": "committed", "lane": 3, "upto_version": 6}
     assert read_event(memoryview(json.dumps(committed).encode())) == Committed(3, 6)
-    for wrong in (b"{}", b'{"event":"other"}', json.dumps({**said, "batch": "!"}).encode()):
+    for wrong in (b"{}", b'{"event":"other"}', json.dumps({**event_fields, "batch": "!"}).encode()):
         with pytest.raises(Malformed):
             read_event(memoryview(wrong))

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from tests.scripted_cluster import PeerServer, Request, ScriptedCluster
-from tests.unit.client.virtual_client import SWEEP_S, Told, everything, now, play, tell_writes, write_ids, writes
+from tests.unit.client.virtual_client import SWEEP_S, Scripted, everything, now, play, script_writes, write_ids, writes
 from tests.virtual_loop import VirtualLoop
 
 from avow.client.client import Client
@@ -33,10 +33,10 @@ def lanes_of(cluster: ScriptedCluster) -> dict[bytes, list[int]]:
     return found
 
 
-async def lost_write(cluster: ScriptedCluster, queue: Queue, told: Told = "drop") -> asyncio.Future[Done]:
+async def lost_write(cluster: ScriptedCluster, queue: Queue, answer: Scripted = "drop") -> asyncio.Future[Done]:
     """A write whose answer from peer 1 was lost. The peer answers no later write."""
     await queue.enqueue(b"0")
-    cluster.peer(1).script = tell_writes(told, then="drop")
+    cluster.peer(1).script = script_writes(answer, then="drop")
     lost = queue.send(b"1")
     await asyncio.sleep(0.001)
     assert queue.statistics()[0]["settling"] == 1
@@ -50,7 +50,14 @@ async def lost_write(cluster: ScriptedCluster, queue: Queue, told: Told = "drop"
 def test_a_write_is_never_in_two_lanes_whatever_fails(seed: int) -> None:
     """Connections break before and after a write, peers refuse, and peers restart."""
     random = Random(seed)
-    troubles: list[Told] = [None, "drop", "act and drop", "silent", Offline("no quorum"), LaneEnded("opening another")]
+    troubles: list[Scripted] = [
+        None,
+        "drop",
+        "act and drop",
+        "silent",
+        Offline("no quorum"),
+        LaneEnded("opening another"),
+    ]
 
     async def trouble(cluster: ScriptedCluster) -> None:
         for _ in range(6):
@@ -58,7 +65,7 @@ def test_a_write_is_never_in_two_lanes_whatever_fails(seed: int) -> None:
             peer = random.choice(cluster.peers)
             if random.random() < 0.5:
                 await peer.run_again()
-            peer.script = tell_writes(*random.choices(troubles, [4, 1, 1, 1, 1, 1], k=10))
+            peer.script = script_writes(*random.choices(troubles, [4, 1, 1, 1, 1, 1], k=10))
 
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue, sent = client.queue("q"), []
@@ -80,7 +87,7 @@ def test_a_write_without_an_answer_is_retried_in_the_same_lane_while_its_peer_li
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes("act and drop")
+        cluster.peer(1).script = script_writes("act and drop")
         done = await queue.enqueue(b"1")
         assert (done.lane, done.first_version) == (LANE, 2)
 
@@ -92,8 +99,8 @@ def test_a_write_without_an_answer_is_retried_in_the_same_lane_while_its_peer_li
 def test_a_definite_refusal_frees_the_write_for_another_lane() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
-        cluster.peer(1).script = tell_writes(then=Offline("no quorum here"))
-        cluster.peer(2).script = tell_writes(then=LaneEnded("opening another"))
+        cluster.peer(1).script = script_writes(then=Offline("no quorum here"))
+        cluster.peer(2).script = script_writes(then=LaneEnded("opening another"))
         began = now()
         assert (await queue.enqueue(b"1")).lane == 13
         assert now() - began < 1.0
@@ -171,7 +178,7 @@ def test_an_undecidable_write_ends_unknown_at_its_deadline_with_its_lane() -> No
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(then="drop")
+        cluster.peer(1).script = script_writes(then="drop")
         began = now()
         with pytest.raises(Unknown) as caught:
             await queue.enqueue(b"1")
@@ -185,7 +192,7 @@ def test_an_undecidable_write_ends_unknown_at_its_deadline_with_its_lane() -> No
 def test_a_write_that_every_peer_refuses_is_refused_at_its_deadline() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         for peer in cluster.peers:
-            peer.script = tell_writes(then=Offline("no quorum"))
+            peer.script = script_writes(then=Offline("no quorum"))
         began = now()
         with pytest.raises(Offline):
             await client.queue("q").enqueue(b"1")

@@ -131,7 +131,7 @@ def test_the_verdict_is_clean_when_audit_and_stages_count_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "expected"),
     [
         (
             verdict(
@@ -149,11 +149,11 @@ def test_the_verdict_is_clean_when_audit_and_stages_count_the_same() -> None:
         (verdict(report(rows=(0, 0, 0)), Sample()), "the audit counted (0, 0, 0)"),
     ],
 )
-def test_errors_are_reported(made: Verdict, said: str) -> None:
+def test_errors_are_reported(made: Verdict, expected: str) -> None:
     assert not made.clean
     assert exit_code(made) == 1
     text = "\n".join(line.plain for line in verdict_lines(made))
-    assert said in text
+    assert expected in text
     assert text.endswith("The counts do not agree.")
 
 

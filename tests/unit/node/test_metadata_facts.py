@@ -82,7 +82,7 @@ def test_a_new_listener_gets_the_present_state_and_what_is_missing() -> None:
 
 
 def test_images_of_forgotten_lanes_are_emptied_once_and_others_left_alone() -> None:
-    told = LanesListed(6, frozenset({1, 4}))
+    listing = LanesListed(6, frozenset({1, 4}))
     entries = [Entry(1, 1, Kind.DATA, 1), Entry(2, 1, Kind.DATA, 1)]
     images = {
         2: LaneImage(entries=entries),
@@ -90,7 +90,7 @@ def test_images_of_forgotten_lanes_are_emptied_once_and_others_left_alone() -> N
         4: LaneImage(entries=entries),
         6: LaneImage(entries=entries),  # opened by an entry that was not applied yet
     }
-    assert forgotten_images(images, told) == [
+    assert forgotten_images(images, listing) == [
         SaveSnapshot(2, Snapshot(2, 0, (), (), b""), reset=True),
         SaveTrim(2, 2),
     ]

@@ -171,10 +171,10 @@ def test_a_start_from_a_snapshot_reports_the_whole_table(three: Cluster) -> None
     assert facts[0] == MembersChanged((1, 2, 3), ())
     assert [fact.lane.number for fact in facts if isinstance(fact, LaneOpened)][:3] == [2, 3, 4]
     three.run(1.0)
-    told = three.peers[1].metadata
-    assert told.state.lane(ended).ended
-    told.report_all()
-    assert EndDecided(ended, told.state.lane(ended).end) in told.facts
+    restarted = three.peers[1].metadata
+    assert restarted.state.lane(ended).ended
+    restarted.report_all()
+    assert EndDecided(ended, restarted.state.lane(ended).end) in restarted.facts
 
 
 def test_a_voter_without_the_lane_answers_its_fence(three: Cluster) -> None:

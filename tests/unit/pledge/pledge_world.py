@@ -39,7 +39,7 @@ class Services(Branches):
         self.calls: list[tuple[float, Call]] = []
         self.in_flight: dict[str, int] = {}
         self.most_in_flight: dict[str, int] = {}
-        self.told: list[dict[str, Any]] = []
+        self.alerts: list[dict[str, Any]] = []
         self.webhook_problem = ""
 
     def answer(self, url: str, *results: Result | Verdict) -> None:
@@ -64,7 +64,7 @@ class Services(Branches):
 
     async def post_alert(self, url: str, body: bytes, *, timeout_s: float) -> str:
         if not self.webhook_problem:
-            self.told.append(msgspec.json.decode(body))
+            self.alerts.append(msgspec.json.decode(body))
         return self.webhook_problem
 
     def times(self, url: str) -> list[float]:

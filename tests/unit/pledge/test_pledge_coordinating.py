@@ -19,8 +19,8 @@ def test_a_pledge_is_prepared_submitted_and_delivered_with_three_operations_of_t
             await asyncio.sleep(0.5)  # the loop's first turn
             before = store.writes_count
             await w.coordinator.prepare(request())
-            told = await w.coordinator.submit(request())
-            assert (told.delivery.state, told.repeated) == ("started", False)
+            submission = await w.coordinator.submit(request())
+            assert (submission.delivery.state, submission.repeated) == ("started", False)
             await asyncio.sleep(0.1)
             assert await w.status("g") == "succeeded"
             assert store.writes_count - before == 3

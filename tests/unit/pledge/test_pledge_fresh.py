@@ -19,8 +19,8 @@ def test_a_request_prepared_from_the_same_bytes_is_the_same_request() -> None:
             await w.coordinator.prepare(asked, source=SOURCE)
             assert w.coordinator.prepared_from("g", SOURCE) is asked
             assert w.coordinator.prepared_from("g", bytearray(SOURCE)) is asked
-            told = await w.coordinator.submit(asked)
-            assert (told.delivery.state, told.repeated) == ("started", False)
+            submission = await w.coordinator.submit(asked)
+            assert (submission.delivery.state, submission.repeated) == ("started", False)
             await w.until("g", "succeeded", within_s=1)
             assert w.services.count(BRANCH) == 1
 
@@ -87,17 +87,17 @@ def test_on_stored_is_called_at_once_and_the_caller_s_task_delivers() -> None:
         async with world() as w:
             heard: list[tuple[str, int, int]] = []
 
-            def told(done: Submission) -> None:
+            def submission(done: Submission) -> None:
                 in_hand = w.coordinator.statistics()["in_hand"]
                 heard.append((done.delivery.state, w.services.count(BRANCH), in_hand))
 
-            done = await w.coordinator.submit(request(), on_stored=told)
+            done = await w.coordinator.submit(request(), on_stored=submission)
             assert heard == [("started", 0, 1)]
             assert done.delivery.state == "started"
             assert w.services.count(BRANCH) == 1
             assert (await w.coordinator.load("g")).status == "succeeded"
             assert w.coordinator.statistics()["in_hand"] == 0
-            await w.coordinator.submit(request(), on_stored=told)
+            await w.coordinator.submit(request(), on_stored=submission)
             assert heard[1:] == [("succeeded", 1, 0)]
 
     run(go)

@@ -31,8 +31,8 @@ def test_point_6_a_failing_pledge_backs_off_with_a_cap_dies_alerts_and_is_redriv
             assert (dead.progress.last_error, dead.progress.failures) == ("because", 12)
             assert dead.progress.reason == "failed 12 times in a row"
             await asyncio.sleep(1)
-            assert [alert["retry_count"] for alert in w.services.told] == [3, 6, 12]
-            assert w.services.told[-1] == {
+            assert [alert["retry_count"] for alert in w.services.alerts] == [3, 6, 12]
+            assert w.services.alerts[-1] == {
                 "gid": "g",
                 "status": "dead",
                 "branch": "01",
@@ -68,7 +68,7 @@ def test_a_checkback_that_fails_causes_an_alert_too() -> None:
             await w.coordinator.prepare(request())
             await w.until("g", "succeeded")
             await asyncio.sleep(1)
-            (alert,) = w.services.told
+            (alert,) = w.services.alerts
             assert (alert["branch"], alert["status"], alert["retry_count"]) == ("00", "prepared", 3)
 
     run(go)

@@ -216,8 +216,8 @@ def test_a_topic_is_compared_by_its_name_and_not_by_who_subscribes() -> None:
 
 def test_delivery_options_of_submit_are_used() -> None:
     prepared = state.begun(content(retry_interval_s=5.0), "prepare", now_ms=NOW, settings=SETTINGS)
-    said = request(options=Options(concurrent=True, request_timeout_s=8.0, branch_headers={"a": "b"}))
-    after = state.submitted(content(retry_interval_s=5.0), prepared, said, now_ms=NOW)
+    submit = request(options=Options(concurrent=True, request_timeout_s=8.0, branch_headers={"a": "b"}))
+    after = state.submitted(content(retry_interval_s=5.0), prepared, submit, now_ms=NOW)
     assert after.options == Options(
         concurrent=True, request_timeout_s=8.0, retry_interval_s=5.0, branch_headers={"a": "b"}
     )
@@ -233,8 +233,8 @@ def test_a_submit_without_options_keeps_those_of_prepare() -> None:
 @pytest.mark.parametrize("status", ["submitted", "succeeded", "dead"])
 def test_point_3_a_repeated_submit_changes_nothing(status: Status) -> None:
     before = progress_in(status, delivered=1)
-    said = request(options=Options(delay_s=99, concurrent=True))
-    assert state.submitted(content(), before, said, now_ms=NOW) is before
+    submit = request(options=Options(delay_s=99, concurrent=True))
+    assert state.submitted(content(), before, submit, now_ms=NOW) is before
 
 
 # ------------------------------------------------------------------------------------------------- delay
@@ -244,8 +244,8 @@ def test_point_3_a_repeated_submit_changes_nothing(status: Status) -> None:
 def test_point_7_a_delay_given_at_prepare_or_submit_is_kept(where: str) -> None:
     known = content(delay_s=10.0) if where == "prepare" else content()
     prepared = state.begun(known, "prepare", now_ms=NOW, settings=SETTINGS)
-    said = request(options=Options(delay_s=10.0)) if where == "submit" else request()
-    after = state.submitted(known, prepared, said, now_ms=NOW + 100)
+    submit = request(options=Options(delay_s=10.0)) if where == "submit" else request()
+    after = state.submitted(known, prepared, submit, now_ms=NOW + 100)
     assert after.next_at_ms == NOW + 10_000
     assert state.due(known, after, now_ms=NOW + 9_999) == ()
     assert state.due(known, after, now_ms=NOW + 10_000) == (0,)
@@ -428,22 +428,22 @@ def test_a_held_pledge_is_due_only_when_its_holder_must_be_dead() -> None:
 
 
 def test_point_4_a_caller_gets_the_actual_status() -> None:
-    def told(progress: Progress) -> str:
+    def state_of(progress: Progress) -> str:
         return state.delivery(progress, now_ms=NOW).state
 
     fresh = progress_in("submitted")
-    assert told(fresh) == "started"
-    assert told(heard(fresh, answer(0, "ONGOING"))) == "ongoing"
-    assert told(heard(fresh, answer(0, "FAILURE"))) == "failing"
-    assert told(heard(fresh, answer(0, "ERROR"))) == "failing"
-    assert told(state.put_back(content(), fresh, "closed", now_ms=NOW, jitter=0, settings=SETTINGS)) == "failing"
-    assert told(replace(fresh, not_before_ms=NOW + 1)) == "delayed"
-    assert told(progress_in("succeeded")) == "succeeded"
-    assert told(progress_in("dead")) == "dead"
-    assert told(progress_in("failed")) == "failed"
+    assert state_of(fresh) == "started"
+    assert state_of(heard(fresh, answer(0, "ONGOING"))) == "ongoing"
+    assert state_of(heard(fresh, answer(0, "FAILURE"))) == "failing"
+    assert state_of(heard(fresh, answer(0, "ERROR"))) == "failing"
+    assert state_of(state.put_back(content(), fresh, "closed", now_ms=NOW, jitter=0, settings=SETTINGS)) == "failing"
+    assert state_of(replace(fresh, not_before_ms=NOW + 1)) == "delayed"
+    assert state_of(progress_in("succeeded")) == "succeeded"
+    assert state_of(progress_in("dead")) == "dead"
+    assert state_of(progress_in("failed")) == "failed"
 
 
 def test_a_failing_delivery_reports_where_why_and_when_it_is_retried() -> None:
     failing = heard(progress_in("submitted"), answer(0, "ERROR", text="HTTP 500: no"))
-    told = state.delivery(failing, now_ms=NOW)
-    assert (told.branch_id, told.error, told.next_at_ms) == ("01", "HTTP 500: no", NOW + 5_000)
+    state_of = state.delivery(failing, now_ms=NOW)
+    assert (state_of.branch_id, state_of.error, state_of.next_at_ms) == ("01", "HTTP 500: no", NOW + 5_000)

@@ -63,7 +63,7 @@ def synced(core: PubSubCore) -> Effects:
     return effects
 
 
-def said(core: PubSubCore, kind: type) -> list[Message]:
+def sent_by(core: PubSubCore, kind: type) -> list[Message]:
     effects = core.drain()
     return [] if effects is None else [message for _, message in effects.sends if isinstance(message, kind)]
 
@@ -79,7 +79,7 @@ def test_a_lagging_copy_starts_at_the_given_base_and_continues_from_there() -> N
     assert saved == SaveSnapshot(LANE, Snapshot(5, 1, (1, 2, 3), (), STATE), reset=True)
     assert isinstance(taken, SaveEntries)
     assert (core.end_of(LANE), core.readable_to(LANE), core.cursor_of(LANE)) == (7, 5, 5)
-    assert said(core, Stored) == [Stored(LANE, 7), Stored(LANE, 7)]
+    assert sent_by(core, Stored) == [Stored(LANE, 7), Stored(LANE, 7)]
 
 
 def test_a_copy_that_has_the_removed_entries_takes_only_later_ones() -> None:
@@ -100,7 +100,7 @@ def test_a_base_is_also_accepted_from_a_resending_owner_and_from_a_refill() -> N
     core.receive(2, Fence(LANE, 9), 0.0)
     core.receive(2, Refill(LANE, 9, 4, (start(5), *entries(6, 6))), 0.0)
     assert (2, Refilled(LANE, 9, 6)) not in synced(core).sends
-    assert said(core, Refilled) == [Refilled(LANE, 9, 6)]
+    assert sent_by(core, Refilled) == [Refilled(LANE, 9, 6)]
 
 
 def test_entries_after_a_fence_are_never_counted_as_stored() -> None:
@@ -109,7 +109,7 @@ def test_entries_after_a_fence_are_never_counted_as_stored() -> None:
     core.receive(2, Fence(LANE, 9), 0.0)
     core.receive(2, Refill(LANE, 9, 4, (start(5), *entries(6, 7))), 0.0)
     synced(core)
-    assert said(core, Stored) == [Stored(LANE, 2), Stored(LANE, 2)], "as much as came before the fence"
+    assert sent_by(core, Stored) == [Stored(LANE, 2), Stored(LANE, 2)], "as much as came before the fence"
 
 
 def test_a_fenced_copy_does_not_restart_by_a_fetch() -> None:
@@ -157,7 +157,7 @@ def donor(read: list[Entry] | Exception) -> PubSubCore:
 def test_a_peer_asked_for_removed_entries_answers_where_to_start() -> None:
     core = donor(Trimmed("gone"))
     core.receive(2, LaneFetch(LANE, 3), 0.0)
-    (fetched,) = said(core, LaneFetched)
+    (fetched,) = sent_by(core, LaneFetched)
     assert isinstance(fetched, LaneFetched)
     assert (fetched.after, [(entry.kind, entry.position) for entry in fetched.entries]) == (4, [(Kind.TRIM, 5)])
 
@@ -165,7 +165,7 @@ def test_a_peer_asked_for_removed_entries_answers_where_to_start() -> None:
 def test_entries_still_on_disk_are_sent_from_there() -> None:
     core = donor(list(entries(1, 8)))
     core.receive(2, LaneFetch(LANE, 3), 0.0)
-    (fetched,) = said(core, LaneFetched)
+    (fetched,) = sent_by(core, LaneFetched)
     assert isinstance(fetched, LaneFetched)
     assert [entry.position for entry in fetched.entries] == [4, 5, 6], "the rest is in memory, and another piece"
 
@@ -173,7 +173,7 @@ def test_entries_still_on_disk_are_sent_from_there() -> None:
 def test_unreadable_entries_are_not_sent_and_the_reader_gets_an_error() -> None:
     core = donor(StorageDamaged(file="f", position=1, expected="entry", found="damage"))
     core.receive(2, LaneFetch(LANE, 3), 0.0)
-    assert said(core, LaneFetched) == []
+    assert sent_by(core, LaneFetched) == []
     with pytest.raises(StorageDamaged):
         core.retention.entries(LANE, after=3, limit=1)
 
@@ -185,7 +185,7 @@ def test_a_copy_restored_from_a_snapshot_counts_and_answers_for_all_of_it() -> N
     effects = synced(core)
     assert (2, Fenced(LANE, 9, 8, 0)) not in effects.sends
     assert SaveFence(LANE, -1) in effects.persist
-    assert said(core, Fenced) == [Fenced(LANE, 9, 8, 0)]
+    assert sent_by(core, Fenced) == [Fenced(LANE, 9, 8, 0)]
 
 
 def test_half_of_the_visible_entries_leave_memory_once_a_bound_is_passed() -> None:
@@ -228,7 +228,7 @@ def beats(core: PubSubCore, first: int, last: int) -> list[int]:
     spoken = []
     for beat in range(first, last + 1):
         core.tick(beat * 1.01 * Tuning().heartbeat_interval_s)
-        if said(core, LaneHeartbeat):
+        if sent_by(core, LaneHeartbeat):
             spoken.append(beat)
     return spoken
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.replication.two_phase_hand import B1, B2, B3, VOTERS, coordinator, core, data, image_of, said, sync
+from tests.unit.replication.two_phase_hand import B1, B2, B3, VOTERS, coordinator, core, data, image_of, sent_by, sync
 
 from avow.errors import InvalidRequest, MembershipBusy, Offline
 from avow.ids import REPAIRING, ballot_of
@@ -99,7 +99,7 @@ def test_a_snapshot_for_an_abandoned_claim_gives_no_stamp() -> None:
     assert claimer.role == FOLLOWER
     sync(claimer)
     claimer.receive(2, Install(ballot, Snapshot(8, B1, VOTERS, (), b"state"), 0, 8), 1.0)
-    assert said(claimer, Ready) == []
+    assert sent_by(claimer, Ready) == []
     assert claimer.state.stamped == 0
 
 
@@ -109,7 +109,7 @@ def test_a_claimant_that_is_far_behind_continues_from_the_donors_snapshot() -> N
     claimer.receive(2, Promise(ballot, B1, 9, 0), 1.0)
     sync(claimer)
     claimer.receive(2, Install(ballot, Snapshot(8, B1, VOTERS, (), b"state"), 0, 8), 1.0)
-    assert said(claimer, Fetch) == [Fetch(ballot, 8, B1)]
+    assert sent_by(claimer, Fetch) == [Fetch(ballot, 8, B1)]
     claimer.receive(2, Fetched(ballot, 8, B1, (data(9, B1),), 9, 8), 1.0)
     assert claimer.role == COORDINATOR
     assert claimer.leadership.takeover_end == 9
@@ -123,7 +123,7 @@ def test_a_snapshot_is_acknowledged_with_exactly_its_position() -> None:
     sync(follower)
     assert follower.committed == 5
     follower.receive(1, Install(B1, Snapshot(2, B2, VOTERS, (), b"state"), 2, 2), 0.0)
-    assert said(follower, Ready) == [Ready(B1, 2, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 2, True)]
     assert follower.log.end == 5
 
 
@@ -131,7 +131,7 @@ def test_a_damaged_donor_serves_no_take_over() -> None:
     donor = core(2, image=image_of([data(1, B1)], stamped=B1, promised=B2, damaged_from=2))
     sync(donor)
     donor.receive(1, Fetch(B2, 0, 0), 0.0)
-    assert said(donor, Fetched) == []
+    assert sent_by(donor, Fetched) == []
 
 
 def test_a_claimant_that_finds_itself_removed_gives_up() -> None:

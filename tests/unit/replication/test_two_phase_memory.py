@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.replication.two_phase_hand import B1, VOTERS, coordinator, core, data, image_of, said, sync
+from tests.unit.replication.two_phase_hand import B1, VOTERS, coordinator, core, data, image_of, sent_by, sync
 
 from avow.errors import Offline, StorageDamaged, Trimmed
 from avow.limits import ENQUEUE_SIZE_BYTES_MAX, FRAME_SIZE_BYTES_MAX
@@ -73,7 +73,7 @@ def test_an_enqueue_stays_below_the_bound_of_a_frame() -> None:
     peer.receive(2, Reject(peer.promised, 0, 0), 1.0)
     sizes: list[int] = []
     for _ in range(9):
-        for message in said(peer, Enqueue):
+        for message in sent_by(peer, Enqueue):
             assert isinstance(message, Enqueue)
             sizes.append(frame_size(message))
             last = message.after + len(message.entries)
@@ -86,7 +86,7 @@ def test_a_fetch_answer_stays_below_the_bound_of_a_frame() -> None:
     entries = [large(position) for position in range(1, 8)]
     donor = core(2, image=image_of(entries, stamped=B1, promised=B1))
     donor.receive(3, Fetch(B1, 0, 0), 0.0)
-    (message,) = said(donor, Fetched)
+    (message,) = sent_by(donor, Fetched)
     assert isinstance(message, Fetched)
     assert len(message.entries) == 3
     assert message.end == 7
@@ -122,7 +122,7 @@ def test_several_enqueues_between_two_drains_are_acknowledged_once() -> None:
     for position in (1, 2, 3):
         origin = B1 if position > 1 else 0
         follower.receive(1, Enqueue(B1, position - 1, origin, (data(position, B1),), 0, 0), 0.0)
-    assert said(follower, Ready) == [Ready(B1, 3, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 3, True)]
 
 
 def test_a_late_repetition_undoes_nothing() -> None:
@@ -131,14 +131,14 @@ def test_a_late_repetition_undoes_nothing() -> None:
     follower.receive(1, first, 0.0)
     follower.receive(1, Enqueue(B1, 1, B1, (data(2, B1),), 0, 0), 0.0)
     follower.receive(1, first, 0.0)
-    assert said(follower, Ready) == [Ready(B1, 2, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 2, True)]
 
 
 def test_a_stamp_is_acknowledged_with_the_last_position() -> None:
     follower = core(2)
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 2, 0), 0.0)
     follower.receive(1, Enqueue(B1, 1, B1, (data(2, B1),), 2, 0), 0.0)
-    assert said(follower, Ready) == [Ready(B1, 2, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 2, True)]
 
 
 def test_entries_cut_by_a_stamp_are_not_acknowledged() -> None:
@@ -146,7 +146,7 @@ def test_entries_cut_by_a_stamp_are_not_acknowledged() -> None:
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1), data(2, B1)), 9, 0), 0.0)  # not all of it: no stamp
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 1, 0), 0.0)  # an older one, which asked for less
     assert follower.log.end == 1
-    assert said(follower, Ready) == [Ready(B1, 1, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 1, True)]
 
 
 def test_two_coordinators_are_answered_separately() -> None:
@@ -165,7 +165,7 @@ def test_forgotten_entries_are_fed_from_storage() -> None:
     peer.state.forget(5)
     assert (peer.log.base, peer.log.end) == (5, 7)
     peer.receive(3, Reject(peer.promised, 2, 0), 1.0)
-    (message,) = [m for m in said(peer, Enqueue) if isinstance(m, Enqueue) and m.after == 2]
+    (message,) = [m for m in sent_by(peer, Enqueue) if isinstance(m, Enqueue) and m.after == 2]
     assert isinstance(message, Enqueue)
     assert [entry.position for entry in message.entries] == [3, 4, 5]  # never beyond what is committed for sure
     assert message.origin == B1
@@ -176,7 +176,7 @@ def test_forgotten_entries_are_served_to_a_claim_and_for_repair() -> None:
     peer, _ = with_disk(6)
     peer.state.forget(5)
     peer.receive(3, Fetch(0, 1, B1), 1.0)
-    (message,) = said(peer, Fetched)
+    (message,) = sent_by(peer, Fetched)
     assert isinstance(message, Fetched)
     assert [entry.position for entry in message.entries] == [2, 3, 4, 5]
 
@@ -206,7 +206,7 @@ def test_a_peer_behind_deleted_entries_gets_the_snapshot() -> None:
     peer.state.forget(6)
     disk.trimmed_to = 4
     peer.receive(3, Reject(peer.promised, 2, 0), 1.0)
-    (message,) = said(peer, Install)
+    (message,) = sent_by(peer, Install)
     assert isinstance(message, Install)
     assert message.snapshot == snapshot
 
@@ -216,7 +216,7 @@ def test_a_snapshot_is_requested_when_storage_lacks_the_entries() -> None:
     peer.state.forget(6)
     disk.damaged = 4
     peer.receive(3, Reject(peer.promised, 3, 0), 1.0)
-    assert said(peer, Install) == []
+    assert sent_by(peer, Install) == []
     assert peer.state.snapshot_wanted
     peer.state.compact(Snapshot(7, peer.log.origin(7), VOTERS, (), b""))
     assert not peer.state.snapshot_wanted
@@ -225,7 +225,7 @@ def test_a_snapshot_is_requested_when_storage_lacks_the_entries() -> None:
         now = 1.1 + 0.1 * beat
         peer.receive(2, Heartbeat(peer.promised, False, 7), now)
         peer.tick(now)
-        installs += said(peer, Install)
+        installs += sent_by(peer, Install)
     assert len(installs) == 1
 
 

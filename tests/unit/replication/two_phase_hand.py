@@ -52,7 +52,7 @@ def sync(peer: TwoPhaseCore) -> tuple[Effects | None, list[tuple[int, Message]]]
     return first, sent
 
 
-def said(peer: TwoPhaseCore, kind: type) -> list[Message]:
+def sent_by(peer: TwoPhaseCore, kind: type) -> list[Message]:
     return [message for _, message in sync(peer)[1] if isinstance(message, kind)]
 
 

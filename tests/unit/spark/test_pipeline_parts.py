@@ -120,7 +120,7 @@ def test_a_status_tells_whether_its_run_lives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[STREAM_FAILED] terminated\nTraceback\n  File x\navow.errors.UnknownQueue: no queue\n", "no queue"),
         ("Job aborted\n  File y\nValueError: this one is bad\nin m:f, for q/0/1\n", "ValueError: this one is bad"),
@@ -139,8 +139,8 @@ def test_a_status_tells_whether_its_run_lives(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_cause_of_a_failure_is_one_line(text: str, said: str) -> None:
-    assert cause_of(RuntimeError(text)) == said
+def test_the_cause_of_a_failure_is_one_line(text: str, expected: str) -> None:
+    assert cause_of(RuntimeError(text)) == expected
     assert cause_of(UnknownQueue("there is none.")) == "there is none"
 
 
@@ -152,7 +152,7 @@ def test_lines_are_written_when_something_happened() -> None:
     lines(status)
     running = Status(name="p", kind="archive", state="running", counts=Counts(batches=1, rows=20, batch_rows=20, lag=3))
     lines(running)
-    assert [said.partition(",")[0] for said in written] == ["p: starting", "p: running"]
+    assert [expected.partition(",")[0] for expected in written] == ["p: starting", "p: running"]
     assert "20 rows in 1 batch" in written[1]
     assert "lag 3" in written[1]
     assert as_object(running)["rows_total"] == 20

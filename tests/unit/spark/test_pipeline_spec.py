@@ -104,7 +104,7 @@ def test_a_replay_has_a_range_and_a_filter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ('kind = "archive"', "", ["kind: is missing"]),
         ('kind = "archive"', 'kind = "achive"', ["kind: must be one of archive, transform, replay"]),
@@ -126,15 +126,15 @@ def test_a_replay_has_a_range_and_a_filter(tmp_path: Path) -> None:
         ("keep = 100", "keep = true\nevery = 5", ["keep: must be a whole", "every: must be a text, not 5"]),
     ],
 )
-def test_mistakes_are_named_with_their_places(tmp_path: Path, old: str, new: str, said: list[str]) -> None:
+def test_mistakes_are_named_with_their_places(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
     assert old in ARCHIVE
-    told = mistakes(tmp_path, ARCHIVE.replace(old, new))
-    assert all(each in told for each in said), told
-    assert told.endswith("Nothing was started")
+    message = mistakes(tmp_path, ARCHIVE.replace(old, new))
+    assert all(each in message for each in expected), message
+    assert message.endswith("Nothing was started")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ("sql =", "python =", "python: must be module:function, not 'SELECT * FROM source'"),
         ('sql = "SELECT * FROM source"', "", "sql or python or row: is missing"),
@@ -149,9 +149,9 @@ def test_mistakes_are_named_with_their_places(tmp_path: Path, old: str, new: str
         ("start = 2026-01-31T08:00:00Z", "start = { 0 = 1 }", "[source] start: must be earliest"),
     ],
 )
-def test_contradictions_of_a_transform_are_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_contradictions_of_a_transform_are_named(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert old in TRANSFORM
-    assert said in mistakes(tmp_path, TRANSFORM.replace(old, new))
+    assert expected in mistakes(tmp_path, TRANSFORM.replace(old, new))
 
 
 def test_a_file_that_is_missing_or_no_toml_is_told_so(tmp_path: Path) -> None:
@@ -162,24 +162,24 @@ def test_a_file_that_is_missing_or_no_toml_is_told_so(tmp_path: Path) -> None:
 
 def test_columns_of_the_pipeline_go_with_dead_letters(tmp_path: Path) -> None:
     check_result(["value", "_error", "_value"], dead_letters="dead")
-    for columns, dead, said in (
+    for columns, dead, expected in (
         (["value"], "dead", "no column _error"),
         (["value", "_error"], "", "Set dead_letters"),
         (["value", "_eror"], "dead", "_eror"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=expected):
             check_result(columns, dead_letters=dead)
 
 
 def test_a_function_is_loaded_from_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "prices_of_test.py").write_text("def twice(message):\n    return message * 2\nnumber = 7\n")
     assert load_function("prices_of_test:twice", str(tmp_path))(4) == 8
-    for name, said in (
+    for name, expected in (
         ("prices_of_test:number", "not a function"),
         ("prices_of_test:x", "x"),
         ("no_such:x", "no_such"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=expected):
             load_function(name, str(tmp_path))
 
 

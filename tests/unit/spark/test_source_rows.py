@@ -99,15 +99,15 @@ def test_a_schema_chooses_columns_in_any_order_and_may_say_not_null() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "expected"),
     [
         (pa.field("price", pa.int64()), "no column 'price'"),
         (pa.field("value", pa.string()), "binary, not string"),
         (pa.field("key", pa.binary(), nullable=False), "'key' of the source avow may be null"),
     ],
 )
-def test_a_schema_that_is_not_this_sources_is_refused_by_name(field: pa.Field, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_a_schema_that_is_not_this_sources_is_refused_by_name(field: pa.Field, expected: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected):
         check_schema(pa.schema([field]))
     with pytest.raises(InvalidRequest, match="at least one"):
         check_schema(pa.schema([]))

@@ -80,8 +80,8 @@ def test_rows_that_do_not_fit_are_refused_by_column(store: AnyStore) -> None:
     other = pa.schema([("topic", pa.string()), ("partition", pa.int64()), ("offset", pa.int64()), ("more", pa.int8())])
     with pytest.raises(InvalidRequest) as raised:
         store.prepare(other, partition_by=None)
-    for told in ("value is missing", "more is not in the table", "partition is int64, but int32 in the table"):
-        assert told in str(raised.value)
+    for expected in ("value is missing", "more is not in the table", "partition is int64, but int32 in the table"):
+        assert expected in str(raised.value)
     with pytest.raises(InvalidRequest, match="partitioned by"):
         store.prepare(SCHEMA, partition_by=("topic",))
 

@@ -28,8 +28,8 @@ def test_an_error_is_decoded_as_it_was_encoded(error: AvowError) -> None:
 
 
 def test_the_encoding_is_that_of_the_api() -> None:
-    said = json.loads(encode_failure(NotEqual(expected=3, current=7)))["error"]
-    assert (said["code"], said["definite"], said["retriable"], said["cursor"]) == ("NOT_EQUAL", True, False, 7)
+    fields = json.loads(encode_failure(NotEqual(expected=3, current=7)))["error"]
+    assert (fields["code"], fields["definite"], fields["retriable"], fields["cursor"]) == ("NOT_EQUAL", True, False, 7)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"error":5}', b"\xff", b'{"error":{"code":"A"}'])

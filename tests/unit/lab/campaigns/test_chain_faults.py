@@ -23,12 +23,12 @@ def test_the_first_four_faults_differ_and_driver_kills_are_rare() -> None:
 
 
 def test_answers_to_customers_are_compared_with_the_database() -> None:
-    told = {"a": True, "b": True, "c": False, "d": False}
-    assert misreported(told, {"a", "d"}) == [
+    answers = {"a": True, "b": True, "c": False, "d": False}
+    assert misreported(answers, {"a", "d"}) == [
         "b: told committed, and it is not",
         "d: told rolled back, and it is committed",
     ]
-    assert misreported(told, {"a", "b", "unheard"}) == []
+    assert misreported(answers, {"a", "b", "unheard"}) == []
 
 
 def test_a_planted_error_counts_as_found_only_if_exactly_it_is_named() -> None:

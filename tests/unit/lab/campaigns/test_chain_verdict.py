@@ -48,18 +48,20 @@ def printed(made: Verdict) -> str:
 
 def test_a_clean_verdict_says_that_orders_messages_and_rows_agree() -> None:
     assert verdict().clean
-    said = printed(verdict())
-    assert "All promises held. 1,200 orders committed = 1,200 messages = 1,200 rows; 4 faults in 61 s (seed 7)" in said
-    assert "killed with -9: driver 1, service 3" in said
-    assert "rolled back 100; 5 requests had to be repeated" in said
+    output = printed(verdict())
+    assert (
+        "All promises held. 1,200 orders committed = 1,200 messages = 1,200 rows; 4 faults in 61 s (seed 7)" in output
+    )
+    assert "killed with -9: driver 1, service 3" in output
+    assert "rolled back 100; 5 requests had to be repeated" in output
 
 
 def test_a_finding_makes_the_verdict_unclean_and_is_named() -> None:
     broken = verdict(LOST, rows=1_199, folder="/somewhere")
     assert not broken.clean
-    said = printed(broken)
-    assert "lost: in the queue, not in the table: o-1" in said
-    assert "Broken: 1,200 orders committed, 1,200 messages, 1,199 rows" in said
+    output = printed(broken)
+    assert "lost: in the queue, not in the table: o-1" in output
+    assert "Broken: 1,200 orders committed, 1,200 messages, 1,199 rows" in output
 
 
 @pytest.mark.parametrize("trouble", [{"misreported": ["o-2: told committed, and it is not"]}, {"stuck": "no driver"}])

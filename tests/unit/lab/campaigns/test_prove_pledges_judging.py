@@ -14,20 +14,20 @@ from avow_lab.campaigns.pledges.runs import DATABASES, STORES, draw_run
 WHOLE = {("g", "01"): 1, ("g", "02"): 1}
 
 
-def anomalies(*, commit: bool = True, said: str = "", **evidence: Any) -> list[str]:
+def anomalies(*, commit: bool = True, outcome: str = "", **evidence: Any) -> list[str]:
     given = {"works": {}, "effects": {}, "messages": {}, "late": {}, "undecided": {}, **evidence}
-    return [found.anomaly for found in judge(Made("g", commit, said, "run 1"), Evidence(**given))]
+    return [found.anomaly for found in judge(Made("g", commit, outcome, "run 1"), Evidence(**given))]
 
 
 def test_a_committed_pledge_whose_branches_took_effect_once_is_correct() -> None:
-    assert anomalies(said="CommittedPending", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
-    assert anomalies(said="", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
+    assert anomalies(outcome="CommittedPending", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
+    assert anomalies(outcome="", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
 
 
 def test_a_pledge_that_was_rolled_back_without_effect_is_correct() -> None:
-    assert anomalies(commit=False, said="RolledBack") == []
-    assert anomalies(said="OutcomeUnknown") == []
-    assert anomalies(said="raised OFFLINE") == []
+    assert anomalies(commit=False, outcome="RolledBack") == []
+    assert anomalies(outcome="OutcomeUnknown") == []
+    assert anomalies(outcome="raised OFFLINE") == []
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_a_pledge_that_was_rolled_back_without_effect_is_correct() -> None:
         ({"effects": {("g", "01"): 1}}, ["phantom"]),
         ({"messages": {"g": 1}}, ["phantom"]),
         ({"works": {"g": 1}, "effects": {**WHOLE, ("g", "early-01"): 1}, "messages": {"g": 1}}, ["phantom"]),
-        ({"said": "Delivered"}, ["misreported"]),
-        ({"said": "raised UNKNOWN_QUEUE"}, ["misreported"]),
-        ({"said": "HTTP 500"}, ["misreported"]),
-        ({"said": "RolledBack", "works": {"g": 1}, "effects": WHOLE, "messages": {"g": 1}}, ["misreported"]),
+        ({"outcome": "Delivered"}, ["misreported"]),
+        ({"outcome": "raised UNKNOWN_QUEUE"}, ["misreported"]),
+        ({"outcome": "HTTP 500"}, ["misreported"]),
+        ({"outcome": "RolledBack", "works": {"g": 1}, "effects": WHOLE, "messages": {"g": 1}}, ["misreported"]),
         ({"commit": False, "works": {"g": 1}, "effects": WHOLE, "messages": {"g": 1}}, ["misreported"]),
         ({"late": {"g": "was prepared"}}, ["late"]),
         ({"undecided": {"g": "still prepared"}}, ["undecided"]),

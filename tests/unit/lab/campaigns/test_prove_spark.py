@@ -89,12 +89,12 @@ def test_every_kill_has_one_testbed_and_cluster_kills_share_one() -> None:
     assert split(plan[:3], 1) == [plan[:3]]
 
 
-@pytest.mark.parametrize(("doubled", "said"), [([], "All promises held."), (["17"], "doubled in the table: 17")])
-def test_a_verdict_reports_what_was_hit_and_what_failed(doubled: list[str], said: str) -> None:
+@pytest.mark.parametrize(("doubled", "expected"), [([], "All promises held."), (["17"], "doubled in the table: 17")])
+def test_a_verdict_reports_what_was_hit_and_what_failed(doubled: list[str], expected: str) -> None:
     run = Run(Kill("driver", "table", "published", on_cluster=True), {"queue": "staging", "table": "published"}, 3.0)
     counts = {"queue": RowCounts(60, [], [], []), "table": RowCounts(60 + len(doubled), [], doubled, [])}
     verdict = Verdict(7, 60.0, 60, [run], counts, {"queue": 2, "table": 2}, speculated=3)
     out = io.StringIO()
     print_verdict(Console(file=out, width=120), verdict)
-    assert said in out.getvalue()
+    assert expected in out.getvalue()
     assert verdict.clean is not bool(doubled)

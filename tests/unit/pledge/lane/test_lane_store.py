@@ -181,13 +181,13 @@ def test_a_peer_that_takes_over_a_lane_claims_pledges_of_the_dead_one() -> None:
             gid = bench.gid_at(dead)
             held = pledge_of(gid, next_at_ms=10_000_000)
             await stores[dead].insert(replace(held, progress=replace(held.progress, held=True)))
-            told: list[int] = []
+            notified: list[int] = []
             others = {at: store for at, store in stores.items() if at != dead}
             for at, store in others.items():
-                store.on_due = lambda at=at: told.append(at)  # type: ignore[misc]
+                store.on_due = lambda at=at: notified.append(at)  # type: ignore[misc]
             bench.kill(dead)
             heir = await bench.until(lambda: (at := bench.coordinator(gid)) != dead and at)
-            await bench.until(lambda: heir in told)
+            await bench.until(lambda: heir in notified)
             (found,) = await others[heir].claim(owner="heir", now_ms=100, lease_ms=500, limit=9)
             assert found.gid == gid
             assert await others[heir].swap(found, over(found), release=True) is not None

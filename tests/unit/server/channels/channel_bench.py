@@ -269,8 +269,8 @@ class Reading:
     def _messages(self, values: list[memoryview]) -> None:
         for value in values:
             if self.lanes is None and bytes(value[:8]) == b'{"lanes"':
-                told = msgspec.json.decode(value)
-                self.lanes, self.epoch = told["lanes"], told.get("epoch", 0)
+                header = msgspec.json.decode(value)
+                self.lanes, self.epoch = header["lanes"], header.get("epoch", 0)
             elif bytes(value[:1]) == b"{":
                 self.raw.append(bytes(value))
             else:

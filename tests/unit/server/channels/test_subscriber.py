@@ -183,15 +183,15 @@ def test_a_client_may_acknowledge_any_version(strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"x", b"{}", b'{"versions":{"a":1}}', b'{"versions":{"7":1}}', b'{"versions":{"0":99}}']
+    "message", [b"x", b"{}", b'{"versions":{"a":1}}', b'{"versions":{"7":1}}', b'{"versions":{"0":99}}']
 )
-def test_other_messages_of_a_client_are_refused(said: bytes) -> None:
+def test_other_messages_of_a_client_are_refused(message: bytes) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("orders")
             reader = await subscribe(bench)
             await bench.until(lambda: reader.lanes is not None)
-            reader.channel.send(said)
+            reader.channel.send(message)
             await bench.until(lambda: reader.ended)
             assert reader.failure.name == "INVALID_REQUEST"
 

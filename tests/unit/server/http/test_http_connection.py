@@ -16,7 +16,7 @@ def echo(exchange: HttpRequest) -> None:
     exchange.answer(200, bytes(exchange.body) or b"-")
 
 
-def told(transport: MemoryTransport) -> list[bytes]:
+def bodies(transport: MemoryTransport) -> list[bytes]:
     return [body for _, _, body in answers(transport.sent)]
 
 
@@ -30,7 +30,7 @@ def test_answers_leave_in_the_order_of_requests_whatever_the_order_they_come_in(
     assert not client.sent
     first.answer(200, b"1")
     bench.turn()
-    assert told(client) == [b"1", b"2", b"3"]
+    assert bodies(client) == [b"1", b"2", b"3"]
     assert bench.listener.statistics()["requests_in_flight"] == 0
 
 
@@ -50,7 +50,7 @@ def test_requests_answered_while_they_are_read_leave_in_one_write() -> None:
     client = bench.connect()
     client.protocol.data_received(request(b"a") * 50)
     assert client.writes == 1
-    assert told(client) == [b"a"] * 50
+    assert bodies(client) == [b"a"] * 50
 
 
 @given(st.lists(st.integers(1, 400), max_size=12))
@@ -63,7 +63,7 @@ def test_a_stream_cut_anywhere_reads_the_same(cuts: list[int]) -> None:
     for size in [*cuts, len(stream)]:
         client.protocol.data_received(stream[at : at + size])
         at += size
-    assert told(client) == [b"first body", b"abcde", b"-", b"x" * 300]
+    assert bodies(client) == [b"first body", b"abcde", b"-", b"x" * 300]
 
 
 def test_a_second_answer_is_dropped() -> None:
@@ -72,7 +72,7 @@ def test_a_second_answer_is_dropped() -> None:
     client.protocol.data_received(request())
     bench.asked[0].answer(200, b"once")
     bench.asked[0].answer(500, b"twice")
-    assert told(client) == [b"once"]
+    assert bodies(client) == [b"once"]
 
 
 def test_head_is_answered_like_get_without_the_body() -> None:
@@ -195,7 +195,7 @@ def test_an_upgrade_is_not_granted_and_the_request_is_answered() -> None:
     client = bench.connect()
     upgrade = request(method="GET", headers="connection: upgrade, http2-settings\r\nupgrade: h2c\r\n")
     client.protocol.data_received(upgrade + request(b"next"))
-    assert told(client) == [b"-", b"next"]
+    assert bodies(client) == [b"-", b"next"]
 
 
 def test_concurrent_requests_of_a_connection_are_bounded() -> None:
@@ -227,7 +227,7 @@ def test_thousands_of_requests_after_a_slow_one_are_answered_in_order() -> None:
     waiting[0].answer(200, b"first")
     for _ in range(3):
         bench.turn()
-    assert told(client) == [b"first", *(b"%d" % n for n in range(5000))]
+    assert bodies(client) == [b"first", *(b"%d" % n for n in range(5000))]
     assert client.reading
 
 

@@ -74,7 +74,7 @@ DONE = Done(1, 2)
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "combined"),
     [
         ([DONE, DONE], None),
         ([DONE, Refusal("OFFLINE")], LOST),
@@ -85,5 +85,5 @@ DONE = Done(1, 2)
         ([Refusal("OFFLINE"), Refusal("ALREADY_DECIDED")], Refusal("ALREADY_DECIDED")),
     ],
 )
-def test_results_of_several_lanes_are_combined_without_false_claims(answers: list[object], said: object) -> None:
-    assert joined(list(enumerate(answers)))[0] == said  # type: ignore[arg-type]
+def test_results_of_several_lanes_are_combined_without_false_claims(answers: list[object], combined: object) -> None:
+    assert joined(list(enumerate(answers)))[0] == combined  # type: ignore[arg-type]

@@ -190,13 +190,13 @@ def test_a_handler_is_notified_when_the_client_hangs_up() -> None:
         client = bench.connect()
         client.protocol.data_received(request() * 2)
         stream = bench.asked[1 if behind else 0].stream(200)
-        told: list[bool] = []
-        stream.on_gone = lambda told=told: told.append(True)
+        notified: list[bool] = []
+        stream.on_gone = lambda notified=notified: notified.append(True)
         client.close()
         stream.write(b"to nobody")
         stream.close()
         bench.turn()
-        assert told == [True]
+        assert notified == [True]
         assert (stream.gone, stream.writable, stream.size_waiting) == (True, False, 0)
 
 
@@ -270,13 +270,13 @@ def test_a_stream_does_not_count_as_a_request_in_flight() -> None:
 
 def test_a_peer_that_stops_ends_its_streams() -> None:
     bench, client, stream = opened(request(b"behind"))
-    told: list[bool] = []
-    stream.on_gone = lambda: told.append(True)
+    notified: list[bool] = []
+    stream.on_gone = lambda: notified.append(True)
     stream.write(b"all of it")
     bench.listener.stopping = True
     client.protocol.finish()
     bench.turn()
-    assert told == [True]
+    assert notified == [True]
     _, body, rest = unchunked(client.sent)
     assert (body, rest, client.closed) == (b"all of it", b"", False)
     bench.asked[1].answer(200, b"done")

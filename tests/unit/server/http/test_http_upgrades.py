@@ -48,10 +48,10 @@ class Other(asyncio.Protocol):
 
 class Watcher:
     def __init__(self) -> None:
-        self.told = 0
+        self.notified = 0
 
     def gone(self) -> None:
-        self.told += 1
+        self.notified += 1
 
     def expired(self) -> None: ...
 
@@ -242,7 +242,7 @@ def test_a_hang_up_before_the_upgrade_is_reported_to_the_watcher() -> None:
         client.close()
         bench.asked[1].upgrade(SWITCHING, make)
         bench.turn()
-        assert (watcher.told, made) == (1, [])
+        assert (watcher.notified, made) == (1, [])
 
 
 def test_an_upgraded_connection_has_no_idle_timeout_and_ends_when_the_peer_stops() -> None:
