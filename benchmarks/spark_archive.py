@@ -56,7 +56,7 @@ class Stretch(Struct, frozen=True, order=True):
     right: int
 
 
-class Books(Struct, frozen=True):
+class Totals(Struct, frozen=True):
     rows: int
     stretches: int
     trimmed: int
@@ -68,7 +68,7 @@ class Books(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    books: Books
+    totals: Totals
     archived_rows: int
     live_rows: int
     seconds: dict[str, float]
@@ -76,7 +76,7 @@ class Run(Struct, frozen=True, kw_only=True):
     @property
     def clean(self) -> bool:
         whole = self.archived_rows + self.live_rows
-        return self.books.clean and self.books.rows == whole and self.books.trimmed == self.archived_rows
+        return self.totals.clean and self.totals.rows == whole and self.totals.trimmed == self.archived_rows
 
 
 def fill(servers: str, *, lanes: int, start: int, end: int) -> None:
@@ -144,7 +144,7 @@ def stretches(rows: DataFrame) -> DataFrame:
     return rows.mapInArrow(look, STRETCH)
 
 
-def books_of(found: Iterable[Stretch], *, ends: dict[int, int], trimmed: int) -> Books:
+def totals_of(found: Iterable[Stretch], *, ends: dict[int, int], trimmed: int) -> Totals:
     """Pure. `ends`: the last version of each lane."""
     faults: list[str] = []
     of_lane: dict[int, list[Stretch]] = {lane: [] for lane in ends}
@@ -161,13 +161,13 @@ def books_of(found: Iterable[Stretch], *, ends: dict[int, int], trimmed: int) ->
         if at != ends.get(lane, 0):
             faults.append(f"lane {lane}: read up to {at}, and it ends at {ends.get(lane, 0)}")
     rows = sum(one.rows for parts in of_lane.values() for one in parts)
-    return Books(rows=rows, stretches=sum(map(len, of_lane.values())), trimmed=trimmed, faults=faults)
+    return Totals(rows=rows, stretches=sum(map(len, of_lane.values())), trimmed=trimmed, faults=faults)
 
 
-def checked(client: BlockingClient, found: Iterable[Stretch]) -> Books:
+def checked(client: BlockingClient, found: Iterable[Stretch]) -> Totals:
     lanes = client.queue(QUEUE).survey(confirmed=True).lanes
     trimmed = sum(lane.trimmed_to for lane in lanes)
-    return books_of(found, ends={lane.lane: lane.end for lane in lanes}, trimmed=trimmed)
+    return totals_of(found, ends={lane.lane: lane.end for lane in lanes}, trimmed=trimmed)
 
 
 def run(spark: SparkSession, servers: str, folder: Path, *, messages: int, lanes: int, batch_rows: int) -> Run:
@@ -180,7 +180,7 @@ def run(spark: SparkSession, servers: str, folder: Path, *, messages: int, lanes
         _timed(seconds, "live", lambda: fill(servers, lanes=lanes, start=each + 1, end=each + live + 1))
         found: list[Stretch] = []
         _timed(seconds, "read", lambda: found.extend(read_back(spark, servers, f"delta:{folder / 'table'}")))
-        return Run(books=checked(client, found), archived_rows=each * lanes, live_rows=live * lanes, seconds=seconds)
+        return Run(totals=checked(client, found), archived_rows=each * lanes, live_rows=live * lanes, seconds=seconds)
 
 
 def _timed(seconds: dict[str, float], name: str, work: Callable[[], object]) -> None:
@@ -222,12 +222,12 @@ def told(done: Run) -> dict[str, object]:
     rates = {name: rows[name] / took for name, took in done.seconds.items()}
     for name, took in done.seconds.items():
         print(f"{name:<10}{rows[name]:>12,} rows in {took:>8.1f} s {rates[name]:>12,.0f} rows/s")
-    books = done.books
-    print(f"{books.trimmed:,} versions trimmed; {books.rows:,} rows read in {books.stretches} stretches")
-    for fault in books.faults[:10]:
+    totals = done.totals
+    print(f"{totals.trimmed:,} versions trimmed; {totals.rows:,} rows read in {totals.stretches} stretches")
+    for fault in totals.faults[:10]:
         print(f"wrong: {fault}")
     print("every version once, in order" if done.clean else "BROKEN: see above")
-    return {"seconds": done.seconds, "rows_per_s": rates, "rows": books.rows, "held": done.clean}
+    return {"seconds": done.seconds, "rows_per_s": rates, "rows": totals.rows, "held": done.clean}
 
 
 if __name__ == "__main__":

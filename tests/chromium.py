@@ -209,12 +209,12 @@ def _description(details: dict[str, Any]) -> str:
 
 async def _address(profile: Path, process: asyncio.subprocess.Process) -> str:
     """Where it listens; it writes that down when it does."""
-    told = profile / "DevToolsActivePort"
+    port_file = profile / "DevToolsActivePort"
     lines: list[str] = []
 
     def known() -> bool:
         nonlocal lines
-        lines = told.read_text().splitlines() if told.exists() else []
+        lines = port_file.read_text().splitlines() if port_file.exists() else []
         return len(lines) == 2 or process.returncode is not None
 
     if not await _until(known, START_S) or process.returncode is not None:

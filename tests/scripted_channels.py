@@ -71,11 +71,11 @@ class Producing:
     def _messages(self, values: list[memoryview]) -> None:
         for value in values:
             lane, record = int.from_bytes(value[:4], "little"), bytes(value[8:])
-            told = self.server.takes(lane, record)
-            if told is True:
+            answer = self.server.takes(lane, record)
+            if answer is True:
                 self.server.shelf.write(self.queue, lane, record)
-            elif isinstance(told, str):
-                self.channel.end(EndCode.REFUSED, name=told, text=f"scripted {told}")
+            elif isinstance(answer, str):
+                self.channel.end(EndCode.REFUSED, name=answer, text=f"scripted {answer}")
                 return
 
     def _committed(self, commit_id: int) -> None:
@@ -122,7 +122,7 @@ class Reading:
 
 
 class Subscribing(Reading):
-    """Cursors move with acks, and with what the client names. Who came last under a name reads; members share."""
+    """Cursors move with acks, and with what the client names. The last reader under a name reads; members share."""
 
     def __init__(self, server: ChannelServer, channel: Channel, query: dict[str, str]) -> None:
         self.name, self.member = query["subscriber"], query.get("member", "")

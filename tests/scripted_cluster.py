@@ -1,4 +1,4 @@
-"""Peers made of a socket and a script, for tests of the client: they speak the API's bytes and fail when told to.
+"""Peers made of a socket and a script, for tests of the client: they speak the API's bytes and fail as scripted.
 
 All peers of a `ScriptedCluster` share one `Shelf` of queues, so a write through any of them is seen by all, and a write
 id is answered with its first outcome, as a cluster does. What a real one would decide (who coordinates, what is
@@ -63,7 +63,7 @@ class Shelf:
         self.cursors: dict[tuple[str, str], dict[str, int]] = {}  # (queue, subscriber) -> lane -> version
         self.holds: set[tuple[str, str]] = set()
         self.readers: dict[tuple[str, str], dict[str, Any]] = {}  # of a subscriber: member -> channel
-        self.watchers: list[Callable[[], None]] = []  # told of each write
+        self.watchers: list[Callable[[], None]] = []  # called after each write
 
     def end(self, queue: str, lane: int) -> int:
         records = self.records.get((queue, lane), [])
@@ -76,15 +76,15 @@ class Shelf:
             first = self.end(queue, lane) + 1
             self.records.setdefault((queue, lane), []).append((first, record))
             known = self.outcomes[queue, lane, batch.write_id] = (first, first + batch.count - 1)
-            for told in tuple(self.watchers):
-                told()
+            for watcher in tuple(self.watchers):
+                watcher()
         return known
 
     def values(self, queue: str, lane: int) -> list[bytes]:
         return [bytes(v) for _, record in self.records.get((queue, lane), []) for v in Batch(record).values()]
 
     def ranges(self, queue: str, lane: int, *, after: int, count: int, size_bytes: int) -> tuple[bytes, int]:
-        """What follows a version, up to these bounds but at least a batch; and the version to go on after."""
+        """The messages after a version, up to these bounds but at least a batch; and the version to continue after."""
         body, size = b"", 0
         for first, record in self.records.get((queue, lane), []):
             last = first + Batch(record).count - 1
@@ -221,20 +221,20 @@ class PeerServer:
         self.requests.append(request)
         if connection.silent:
             return  # answers come in the order of requests: none can come after one that does not
-        told = self.script(request)
-        if told == "drop":
+        scripted = self.script(request)
+        if scripted == "drop":
             connection.transport.abort()
-        elif told == "act and drop":
+        elif scripted == "act and drop":
             self._act(request)
             connection.transport.abort()
-        elif told == "silent":
+        elif scripted == "silent":
             connection.silent = True
-        elif isinstance(told, float):
-            connection.say_later(self._act(request), told)
-        elif told == "garbage":
+        elif isinstance(scripted, float):
+            connection.say_later(self._act(request), scripted)
+        elif scripted == "garbage":
             connection.say((200, {}, b"<html>welcome</html>"))
-        elif isinstance(told, AvowError):
-            connection.say(refusal(told))
+        elif isinstance(scripted, AvowError):
+            connection.say(refusal(scripted))
         elif request.names == ["v1", "channel"] and request.query["queue"] in self.cluster.shelf.queues:
             self.channels.upgrade(connection, request)
         elif request.names == ["v1", "channel"]:
@@ -253,25 +253,27 @@ class PeerServer:
     def _answered(self, request: Request) -> Reply:
         names, method, shelf = request.names[1:], request.method, self.cluster.shelf
         if names == ["peers"]:
-            return said({"peers": [peer.listed() for peer in self.cluster.peers]})
+            return json_reply({"peers": [peer.listed() for peer in self.cluster.peers]})
         if names == ["queues"] and method == "POST":
             return self._create(json.loads(request.body))
         if names == ["queues"]:
-            return said({"queues": [self.described(name) for name in shelf.queues]})
+            return json_reply({"queues": [self.described(name) for name in shelf.queues]})
         queue = names[1]
         if queue not in shelf.queues:
             raise UnknownQueue
         if len(names) == 2 and method == "DELETE":
             shelf.delete(queue)
-            return said({"name": queue, "deleted": True})
+            return json_reply({"name": queue, "deleted": True})
         if len(names) == 2 and method == "GET":
-            return said(self.described(queue))
+            return json_reply(self.described(queue))
         if names[2:] == ["messages"]:
             return self._write(queue, request) if method == "POST" else self._read(queue, request)
         if names[2] == "writes":
             return self._lookup(queue, bytes.fromhex(names[3]), request.query.get("lane"))
         if names[2:] == ["subscribers"]:
-            return said({"subscribers": [self._cursor(queue, name) for own, name in shelf.cursors if own == queue]})
+            return json_reply(
+                {"subscribers": [self._cursor(queue, name) for own, name in shelf.cursors if own == queue]}
+            )
         if names[2] == "subscribers":
             return self._subscriber(queue, names[3], request)
         return 404, *refusal(InvalidRequest("scripted peers have no such call"))[1:]
@@ -318,7 +320,7 @@ class PeerServer:
         if known is not None and known != wanted:
             raise AlreadyExists
         self.cluster.create(wanted["name"], lanes=wanted["lanes"], strategy=strategy)
-        return said(self.described(body["name"]), status=201 if known is None else 200)
+        return json_reply(self.described(body["name"]), status=201 if known is None else 200)
 
     # ------------------------------------------------------------------- writing
 
@@ -333,7 +335,7 @@ class PeerServer:
         if error is not None:
             return refusal(error, write_id=write_id.hex(), lane=lane)
         first, last = shelf.write(queue, lane, request.body)
-        return said(written(write_id, lane, first, last), **({} if pubsub else self._coordinator()))
+        return json_reply(written(write_id, lane, first, last), **({} if pubsub else self._coordinator()))
 
     def _lane_of(self, queue: str, asked: str | None, write_id: bytes) -> int:
         lanes = self.cluster.shelf.queues[queue]["lanes"]
@@ -345,7 +347,7 @@ class PeerServer:
         return lane
 
     def _obstacle(self, queue: str, lane: int, expected: str | None) -> AvowError | None:
-        """What keeps a new write out of a lane. Only its owner writes to a pub-sub lane, and only while it is open."""
+        """Why a new write to a lane is refused. Only its owner writes to a pub-sub lane, and only while it is open."""
         if self.cluster.is_pubsub(queue):
             if lane in self.cluster.ended:
                 return LaneEnded()
@@ -362,7 +364,7 @@ class PeerServer:
             raise InvalidRequest
         for lane in self.cluster.lanes(queue) if asked is None else [int(asked)]:
             if (queue, lane, write_id) in outcomes:
-                return said(written(write_id, lane, *outcomes[queue, lane, write_id]))
+                return json_reply(written(write_id, lane, *outcomes[queue, lane, write_id]))
         ended = pubsub and int(asked or 0) in self.cluster.ended
         error: AvowError = LaneEnded() if ended else Offline() if pubsub else UnknownMessage()
         return refusal(error, write_id=write_id.hex())
@@ -421,8 +423,8 @@ class PeerServer:
             raise UnknownSubscriber
         if request.method == "DELETE":
             del shelf.cursors[queue, name]
-            return said({"name": name, "removed": True})
-        return said(self._cursor(queue, name))
+            return json_reply({"name": name, "removed": True})
+        return json_reply(self._cursor(queue, name))
 
     def _move_cursor(self, queue: str, name: str, body: dict[str, Any]) -> None:
         shelf, wanted, lanes = self.cluster.shelf, body["versions"], self.cluster.lanes(queue)
@@ -476,7 +478,7 @@ def written(write_id: bytes, lane: int, first: int, last: int) -> dict[str, Any]
     return {"write_id": write_id.hex(), "written": [{"lane": lane, "first_version": first, "last_version": last}]}
 
 
-def said(body: dict[str, Any], *, status: int = 200, **headers: str) -> Reply:
+def json_reply(body: dict[str, Any], *, status: int = 200, **headers: str) -> Reply:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return status, {"Content-Type": "application/json", **named}, json.dumps(body).encode()
 
@@ -486,4 +488,4 @@ def refusal(error: AvowError, **details: Any) -> Reply:
     shape |= {"definite": error.definite, "retriable": error.retriable}
     later = {"Retry-After": "1"} if error.http_status == 503 else {}
     body = {"error": {**details, **error.details(), **shape}}
-    return said(body, status=error.http_status, **later)
+    return json_reply(body, status=error.http_status, **later)

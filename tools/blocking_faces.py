@@ -1,4 +1,4 @@
-"""The classes of the async client that have a blocking face, and what is particular about each.
+"""The classes of the async client that have a blocking face, with the exceptions for each.
 
 `tools.blocking_client` writes the faces.
 """
@@ -14,46 +14,49 @@ from avow.client import caller_thread, client, pledge, producer, queue, reader, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Face:
-    """`inner` is the attribute that holds the async object. `left_out`: methods that have no face, with the reason."""
+    """How to generate one blocking class.
+
+    `inner` names the attribute that holds the async object; `excluded` says why a method has no blocking version.
+    """
 
     source: type
     name: str
     inner: str
     doc: str
-    by_hand: type | None = None
-    held: type | None = None  # the type of the async object, where it is not `source`
+    handwritten: type | None = None
+    inner_type: type | None = None  # the type of the async object, where it is not `source`
     on_loop: frozenset[str] = frozenset()
     run: str = "self._thread.run"
-    by_page: Mapping[str, str] = field(default_factory=dict)  # iterators of batches -> the method that gives pages
-    raw: frozenset[str] = frozenset()  # iterators over the async client's own batches
-    kept: frozenset[str] = frozenset()  # made once for each name
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    paged: Mapping[str, str] = field(default_factory=dict)  # iterator of batches -> the method that returns pages
+    raw: frozenset[str] = frozenset()  # these return batches of the async client, unwrapped
+    cached: frozenset[str] = frozenset()  # created once for each name, then reused
+    excluded: Mapping[str, str] = field(default_factory=dict)
     extra: str = ""
 
 
-OF_THE_LOOP: Final = "belongs to the event loop"
-STEP: Final = "a step that both faces of a pledge are made of"
+LOOP_ONLY: Final = "needs the event loop"
+PLEDGE_STEP: Final = "a step that the methods of both faces use"
 
 CLIENT: Final = Face(
     source=client.Client,
     name="BlockingClient",
     inner="client",
     doc="Usable from several threads. Closed by `close`, by its `with` block, or when the interpreter ends.",
-    by_hand=caller_thread.CallerClient,
+    handwritten=caller_thread.CallerClient,
     on_loop=frozenset({"queue", "producer", "statistics"}),
-    kept=frozenset({"queue"}),
-    left_out={"channel": "a channel calls its owner back on the event loop"},
+    cached=frozenset({"queue"}),
+    excluded={"channel": "a channel calls its owner back on the event loop"},
 )
 QUEUE: Final = Face(
     source=queue.Queue,
     name="BlockingQueue",
     inner="queue",
     doc="Made by `BlockingClient.queue`, which returns the same object for the same name.",
-    by_hand=caller_thread.CallerQueue,
+    handwritten=caller_thread.CallerQueue,
     on_loop=frozenset({"statistics"}),
-    by_page={"read": "pages", "follow": "follow_pages"},
+    paged={"read": "pages", "follow": "follow_pages"},
     raw=frozenset({"pages"}),
-    left_out={"write_buffer": OF_THE_LOOP, "close": "the client closes its queues"},
+    excluded={"write_buffer": LOOP_ONLY, "close": "the client closes its queues"},
 )
 TRANSACTION: Final = Face(
     source=transaction.Transaction,
@@ -69,30 +72,31 @@ PRODUCER: Final = Face(
     name="BlockingProducer",
     inner="producer",
     doc="Made by `BlockingClient.producer`, for one thread at a time. Its `with` block commits at the end.",
-    by_hand=caller_thread.CallerProducer,
+    handwritten=caller_thread.CallerProducer,
     on_loop=frozenset({"abort", "non_acked_message_count", "statistics"}),
     run="self._run",
-    left_out=dict.fromkeys(("check", "put", "suspended", "writable"), "a step of `send`, which waits"),
+    excluded=dict.fromkeys(("check", "put", "suspended", "writable"), "a step of `send`, which waits"),
 )
 SUBSCRIPTION: Final = Face(
     source=subscriber.Subscription,
     name="BlockingSubscription",
     inner="subscription",
     doc="Made by `BlockingClient.subscribe`. Iterated by one thread; any thread may commit its batches.",
-    by_hand=caller_thread.CallerSubscription,
+    handwritten=caller_thread.CallerSubscription,
     on_loop=frozenset({"statistics"}),
-    left_out={"commit": "its batches have it"},
+    excluded={"commit": "its batches have it"},
     extra="    def __iter__(self) -> Iterator[BlockingBatch]:\n        return self._iterate(BlockingBatch)\n",
 )
 PLEDGE: Final = Face(
     source=pledge.Pledge,
-    held=pledge.PledgeCalls,
+    inner_type=pledge.PledgeCalls,
     name="BlockingPledge",
     inner="calls",
     doc="Made by `BlockingClient.pledge`. Used by one thread.",
-    by_hand=caller_thread.CallerPledge,
-    left_out=dict.fromkeys(
-        ("request", "send_submit", "committed", "decided", "interrupted", "abandon", "report_failure", "question"), STEP
+    handwritten=caller_thread.CallerPledge,
+    excluded=dict.fromkeys(
+        ("request", "send_submit", "committed", "decided", "interrupted", "abandon", "report_failure", "question"),
+        PLEDGE_STEP,
     ),
 )
 

@@ -54,7 +54,7 @@ class NatsSystem:
             folder.mkdir(parents=True)
             (folder / "nats.conf").write_text(self._settings(name, folder, routes))
             self._nodes.append(NodeProcess([str(server), "-c", str(folder / "nats.conf")], log=folder / "log"))
-        wait_until(self._placeable, timeout_s=START_S, what=self._nodes[0].last_words)
+        wait_until(self._placeable, timeout_s=START_S, what=self._nodes[0].log_tail)
 
     @property
     def notes(self) -> str:

@@ -50,7 +50,7 @@ class NodeProcess:
         """Of every process in its session."""
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == self._process.pid]
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return f"{self.log.name} ends with: " + " | ".join(lines[-5:])
 

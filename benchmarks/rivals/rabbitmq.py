@@ -111,7 +111,7 @@ class RabbitSystem:
 
     def _await_cluster(self) -> None:
         for name, node in zip(NODES, self._nodes, strict=True):
-            wait_until(lambda name=name: self._listens(name), timeout_s=START_S, what=node.last_words)  # type: ignore[misc]
+            wait_until(lambda name=name: self._listens(name), timeout_s=START_S, what=node.log_tail)  # type: ignore[misc]
         command = [str(self._control), "-n", f"{NODES[0]}@localhost", "await_online_nodes", str(len(NODES))]
         environment = {**os.environ, **self._environment()}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S, check=False)

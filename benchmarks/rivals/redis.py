@@ -50,7 +50,7 @@ class RedisSystem:
         self._start_node(server, "primary", self._port)
         for number in (1, 2):
             self._start_node(server, f"replica-{number}", self._ports.take(), "--replicaof", f"{LOOPBACK} {self._port}")
-        wait_until(self._replicated, timeout_s=START_S, what=self._nodes[0].last_words)
+        wait_until(self._replicated, timeout_s=START_S, what=self._nodes[0].log_tail)
 
     def stop(self) -> None:
         for node in self._nodes:

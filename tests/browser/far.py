@@ -43,7 +43,7 @@ async def wait_until(true: Callable[[], bool], *, timeout_s: float = 60.0) -> No
 
 
 class Far:
-    """Takes words, does what some of them say, acks commits up to `ack_to`; the first to come gets `count` numbers."""
+    """Runs the commands it receives, acks commits up to `ack_to`; the first channel gets `count` numbers."""
 
     def __init__(self, *, count: int = 0, every: int = 50, ack_to: int = WITHHELD_MAX) -> None:
         self.count, self.every, self.ack_to = count, every, ack_to
@@ -128,7 +128,7 @@ def page_of(site: str, application: str, **wanted: object) -> str:
 
 
 class Files:
-    """What a page needs: the module as the package ships it, and everything of this folder."""
+    """Serves a page: the module as the package ships it, and the files of this folder."""
 
     def __init__(self) -> None:
         self._listener = Listener(self.handle, connections_max=50, in_flight_max=50, request_bytes_max=MIB)

@@ -21,7 +21,7 @@ PLEDGES = ("paid", "waiting", "given-up", "undecided")
 def ask(
     cluster: LocalCluster, method: str, path: str, body: Any = None, *, token: str | None = None, peer: int = 0
 ) -> Any:
-    """One call of the API, of the first peer that runs unless it is said. Raises HTTPError."""
+    """One call of the API, by default at the first running peer. Raises HTTPError."""
     request = urllib.request.Request(cluster.api(peer or cluster.running[0]) + path, method=method)
     request.add_header("content-type", "application/json")
     secret = cluster.token if token is None else token
@@ -95,11 +95,23 @@ def status(cluster: LocalCluster, gid: str) -> str:
 
 
 def report(cluster: LocalCluster, name: str, *, seconds: int = 1, **given: Any) -> None:
-    """What a pipeline says of itself in the queue `avow.pipelines`, once for each second up to now."""
+    """Reports of a pipeline in the queue `avow.pipelines`, one for each second up to now."""
     now = time.time()
     for ago in range(seconds - 1, -1, -1):
         rows = 1000 * (seconds - ago)
-        said = {"name": name, "kind": "transform", "state": "running", "pid": 4711, "host": "here", "error": ""}
-        said |= {"started_s": now - seconds, "at_s": now - ago, "rows": rows, "batches": rows // 500}
-        said |= {"batch_rows": 500, "batch_s": 0.4, "rows_per_s": 1000.0 + 50 * (ago % 5), "lag": 20 * (ago % 7)}
-        write(cluster, "avow.pipelines", json.dumps(said | given), key=name)
+        pipeline_report = {
+            "name": name,
+            "kind": "transform",
+            "state": "running",
+            "pid": 4711,
+            "host": "here",
+            "error": "",
+        }
+        pipeline_report |= {"started_s": now - seconds, "at_s": now - ago, "rows": rows, "batches": rows // 500}
+        pipeline_report |= {
+            "batch_rows": 500,
+            "batch_s": 0.4,
+            "rows_per_s": 1000.0 + 50 * (ago % 5),
+            "lag": 20 * (ago % 7),
+        }
+        write(cluster, "avow.pipelines", json.dumps(pipeline_report | given), key=name)

@@ -52,7 +52,7 @@ def sign_in(page: Page, name: str) -> None:
     page.get_by_role("button", name="Use this token").click()
 
 
-def test_without_a_token_nothing_is_shown_but_the_question(browser: Browser, guarded: LocalCluster) -> None:
+def test_without_a_token_only_the_token_prompt_is_shown(browser: Browser, guarded: LocalCluster) -> None:
     with opened(browser, address(guarded, "queues/orders"), complaints=True) as page:
         expect(page.get_by_role("heading", name="A token is needed")).to_be_visible()
         expect(page.get_by_text("NOT_AUTHENTICATED")).to_be_visible()
@@ -72,7 +72,9 @@ def test_without_a_token_nothing_is_shown_but_the_question(browser: Browser, gua
         assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_what_a_reader_may_not_do_is_not_offered_and_says_why(browser: Browser, guarded: LocalCluster) -> None:
+def test_actions_that_a_reader_may_not_take_are_disabled_with_the_reason(
+    browser: Browser, guarded: LocalCluster
+) -> None:
     with opened(browser, address(guarded, "queues/orders"), complaints=True) as page:
         sign_in(page, "reader")
         expect(page.get_by_text("your token has no right to write on orders")).to_be_visible()
@@ -94,7 +96,7 @@ def test_what_a_reader_may_not_do_is_not_offered_and_says_why(browser: Browser, 
         expect(page.get_by_text("token 'reader' has no 'use' right on queue 'salaries'")).to_be_visible()
 
 
-def test_a_writer_writes_and_the_api_s_refusal_is_shown_as_it_is(browser: Browser, guarded: LocalCluster) -> None:
+def test_a_writer_can_write_and_an_api_refusal_is_shown_unchanged(browser: Browser, guarded: LocalCluster) -> None:
     with opened(browser, address(guarded, "queues/orders"), complaints=True) as page:
         sign_in(page, "clerk")
         page.get_by_label("Value").fill("lamp")
@@ -105,7 +107,7 @@ def test_a_writer_writes_and_the_api_s_refusal_is_shown_as_it_is(browser: Browse
         expect(page.get_by_text("token 'clerk' has no 'read' right on queue 'avow.pledges'")).to_be_visible()
 
 
-def test_the_token_goes_along_to_another_peer(browser: Browser, guarded: LocalCluster) -> None:
+def test_the_token_is_also_used_for_another_peer(browser: Browser, guarded: LocalCluster) -> None:
     with opened(browser, address(guarded, "queues/orders", peer=2), complaints=True) as page:
         sign_in(page, "root")
         expect(page.locator("#fresh")).to_contain_text("live peer 2")

@@ -21,7 +21,7 @@ def at(cluster: LocalCluster, page: str, *, peer: int = 1) -> str:
 
 
 def row(page: Page, table: str, name: str) -> str:
-    """The text of a table's row, by what its first cell says."""
+    """The text of a table's row, by its first cell."""
     found = (
         page.get_by_role("table", name=table).get_by_role("row").filter(has=page.get_by_role("rowheader", name=name))
     )
@@ -38,25 +38,27 @@ def lanes_agree(page: Page, cluster: LocalCluster) -> bool:
     return True
 
 
-def test_the_cluster_page_shows_peers_lanes_and_cursors_as_the_api_tells_them(
+def test_the_cluster_page_shows_peers_lanes_and_cursors_as_the_api_reports_them(
     browser: Browser, cluster: LocalCluster
 ) -> None:
     with opened(browser, at(cluster, "")) as page:
         expect(page.get_by_role("heading", name="Cluster", exact=True)).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("^Map of the cluster"))).to_be_visible()
         expect(page.locator("#fresh")).to_contain_text("live peer 1")
-        told = cluster.ask(1, "/v1/cluster")
-        for peer in told["peers"]:
+        cluster_status = cluster.ask(1, "/v1/cluster")
+        for peer in cluster_status["peers"]:
             shown = row(page, "Peers of the cluster", f"peer {peer['number']}")
             assert "up" in shown
-            assert told["version"] in shown
+            assert cluster_status["version"] in shown
             assert peer["api"].removeprefix("http://") in shown
         wait_until(lambda: lanes_agree(page, cluster), what="lanes as the API tells them")
-        behind = next(lane["end"] for lane in told["lanes"] if (lane["queue"], lane["lane"]) == ("orders", 0)) - 3
+        behind = (
+            next(lane["end"] for lane in cluster_status["lanes"] if (lane["queue"], lane["lane"]) == ("orders", 0)) - 3
+        )
         expect(page.get_by_text(f"{behind} messages behind", exact=True)).to_be_visible()
 
 
-def test_the_map_follows_what_is_written(browser: Browser, cluster: LocalCluster) -> None:
+def test_the_map_follows_writes(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, at(cluster, "")) as page:
         lane = page.locator("svg [data-key]").filter(has_text="payments")
         before = cluster.ask(1, "/v1/queues/payments")["lanes"][0]["end"]
@@ -66,9 +68,7 @@ def test_the_map_follows_what_is_written(browser: Browser, cluster: LocalCluster
         expect(lane).to_contain_text("ledger 2 behind")
 
 
-def test_a_queue_s_messages_come_as_they_are_written_and_nobody_s_cursor_moves(
-    browser: Browser, cluster: LocalCluster
-) -> None:
+def test_new_messages_of_a_queue_appear_and_no_cursor_moves(browser: Browser, cluster: LocalCluster) -> None:
     before = cluster.ask(1, "/v1/queues/orders/subscribers")
     with opened(browser, at(cluster, "queues/orders")) as page:
         messages = page.get_by_role("table", name="Messages, newest first")
@@ -85,9 +85,7 @@ def test_a_queue_s_messages_come_as_they_are_written_and_nobody_s_cursor_moves(
     assert cluster.ask(1, "/v1/queues/orders/subscribers") == before
 
 
-def test_messages_are_held_back_while_paused_and_none_is_missing_afterwards(
-    browser: Browser, cluster: LocalCluster
-) -> None:
+def test_messages_are_held_back_while_paused_and_all_appear_afterwards(browser: Browser, cluster: LocalCluster) -> None:
     stage.create(cluster, "held")
     with opened(browser, at(cluster, "queues/held")) as page:
         expect(page.get_by_text("No messages yet")).to_be_visible()
@@ -122,7 +120,7 @@ def test_trimming_asks_first(browser: Browser, cluster: LocalCluster) -> None:
     wait_until(lambda: cluster.ask(1, "/v1/queues/long")["lanes"][0]["trimmed_to"] == 3)
 
 
-def test_what_strangers_wrote_is_text_and_nothing_else(browser: Browser, cluster: LocalCluster) -> None:
+def test_message_contents_are_shown_as_plain_text(browser: Browser, cluster: LocalCluster) -> None:
     stage.create(cluster, "strange")
     stage.write(cluster, "strange", MARKUP, key=MARKUP, headers={"note": MARKUP})
     with opened(browser, at(cluster, "queues/strange")) as page:
@@ -134,7 +132,7 @@ def test_what_strangers_wrote_is_text_and_nothing_else(browser: Browser, cluster
 
 
 @pytest.mark.parametrize(("queue", "strategy"), [("lives", "two-phase"), ("rumours", "pub-sub")])
-def test_a_message_s_life_is_drawn_told_and_followed(
+def test_a_message_s_trace_is_drawn_described_and_updated(
     browser: Browser, cluster: LocalCluster, queue: str, strategy: str
 ) -> None:
     stage.create(cluster, queue, strategy=strategy)
@@ -155,7 +153,7 @@ def test_a_message_s_life_is_drawn_told_and_followed(
         page.go_back()
 
 
-def test_a_message_of_a_pledge_leads_to_it_and_back(browser: Browser, cluster: LocalCluster) -> None:
+def test_a_message_of_a_pledge_links_to_the_pledge_and_back(browser: Browser, cluster: LocalCluster) -> None:
     lines = 41  # forty were written, then the pledge's; others may have come since
     with opened(browser, at(cluster, f"queues/payments/0/{lines}")) as page:
         page.get_by_role("link", name="paid").click()
@@ -165,7 +163,7 @@ def test_a_message_of_a_pledge_leads_to_it_and_back(browser: Browser, cluster: L
         expect(page.get_by_role("heading", name=f"Message {lines} of payments, lane 0")).to_be_visible()
 
 
-def test_pledges_are_listed_by_status_and_the_address_bar_knows_it(browser: Browser, cluster: LocalCluster) -> None:
+def test_pledges_are_listed_by_status_which_is_part_of_the_address(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, at(cluster, "pledges")) as page:
         listed = page.get_by_role("table", name="Pledges, newest first")
         for gid in stage.PLEDGES:
@@ -178,7 +176,7 @@ def test_pledges_are_listed_by_status_and_the_address_bar_knows_it(browser: Brow
         expect(page.get_by_label("Status")).to_have_value("")
 
 
-def test_a_dead_pledge_is_redriven_and_one_that_waits_is_stopped_after_a_question(
+def test_a_dead_pledge_is_redriven_and_a_waiting_one_is_stopped_after_confirmation(
     browser: Browser, cluster: LocalCluster
 ) -> None:
     with opened(browser, at(cluster, "pledges/given-up")) as page:
@@ -199,7 +197,9 @@ def test_a_dead_pledge_is_redriven_and_one_that_waits_is_stopped_after_a_questio
     assert stage.status(cluster, "waiting") == "failed"
 
 
-def test_pipelines_say_how_to_start_one_then_how_they_do(browser: Browser, cluster: LocalCluster) -> None:
+def test_the_pipelines_page_explains_how_to_start_one_then_shows_their_state(
+    browser: Browser, cluster: LocalCluster
+) -> None:
     with opened(browser, at(cluster, "pipelines"), complaints=True) as page:  # asking for a queue that is not there
         expect(page.get_by_text("avow pipeline run orders.toml")).to_be_visible()
         stage.create(cluster, "avow.pipelines")
@@ -208,7 +208,7 @@ def test_pipelines_say_how_to_start_one_then_how_they_do(browser: Browser, clust
         listed = page.get_by_role("table", name="Pipelines")
         expect(listed).to_contain_text("5,000")
         assert "running" in row(page, "Pipelines", "orders-to-delta")
-        assert "died" in row(page, "Pipelines", "silent")
+        assert "crashed" in row(page, "Pipelines", "silent")
         page.get_by_role("link", name="orders-to-delta").click()
         plot = page.get_by_role("img", name=re.compile("^Rows per second. now"))
         expect(plot).to_be_visible()

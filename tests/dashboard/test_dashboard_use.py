@@ -41,9 +41,7 @@ def walk(page: Page, path: str) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_no_page_is_wider_than_a_phone_and_everything_on_it_has_a_name(
-    browser: Browser, cluster: LocalCluster, dark: bool
-) -> None:
+def test_pages_fit_a_phone_and_every_control_has_a_name(browser: Browser, cluster: LocalCluster, dark: bool) -> None:
     scheme = "dark" if dark else "light"
     with opened(browser, address(cluster), viewport=PHONE, color_scheme=scheme, complaints=True) as page:
         for path in PAGES:
@@ -62,7 +60,7 @@ def brightness(page: Page) -> float:
     return (red + green + blue) / 765
 
 
-def test_the_colours_are_changed_by_hand_and_stay_so(browser: Browser, cluster: LocalCluster) -> None:
+def test_a_manually_chosen_colour_scheme_is_remembered(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, address(cluster)) as page:
         assert brightness(page) > 0.7
         page.get_by_role("button", name="Colours").click()
@@ -72,7 +70,7 @@ def test_the_colours_are_changed_by_hand_and_stay_so(browser: Browser, cluster: 
         assert brightness(page) < 0.3
 
 
-def test_everything_is_reached_with_the_keyboard(browser: Browser, cluster: LocalCluster) -> None:
+def test_everything_can_be_reached_with_the_keyboard(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, address(cluster)) as page:
         expect(page.get_by_role("table", name=PAGES[""])).to_be_visible()
         page.keyboard.press("Tab")
@@ -98,7 +96,7 @@ def test_everything_is_reached_with_the_keyboard(browser: Browser, cluster: Loca
         expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_what_is_typed_and_focused_outlives_what_comes_in(browser: Browser, cluster: LocalCluster) -> None:
+def test_typed_text_and_focus_survive_updates(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, address(cluster) + "#/queues/orders") as page:
         page.get_by_label("Value").fill("half a sent")
         stage.write(cluster, "orders", "another comes in")
@@ -107,7 +105,7 @@ def test_what_is_typed_and_focused_outlives_what_comes_in(browser: Browser, clus
         expect(page.get_by_label("Value")).to_have_value("half a sent")
 
 
-def test_an_unknown_place_and_an_unknown_queue_are_said_to_be_so(browser: Browser, cluster: LocalCluster) -> None:
+def test_an_unknown_page_and_an_unknown_queue_are_reported(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, address(cluster) + "#/nowhere", complaints=True) as page:
         expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
         page.evaluate("location.hash = '#/queues/missing'")
@@ -115,7 +113,7 @@ def test_an_unknown_place_and_an_unknown_queue_are_said_to_be_so(browser: Browse
         expect(page.get_by_text("there is no queue 'missing'")).to_be_visible()
 
 
-def test_without_a_network_it_says_since_when_it_is_stale(browser: Browser, cluster: LocalCluster) -> None:
+def test_without_a_network_it_shows_since_when_the_data_is_stale(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, address(cluster), complaints=True) as page:
         expect(page.get_by_role("table", name=PAGES[""])).to_be_visible()
         page.context.set_offline(True)
@@ -126,7 +124,7 @@ def test_without_a_network_it_says_since_when_it_is_stale(browser: Browser, clus
         expect(page.locator("#fresh")).to_contain_text("live")
 
 
-def test_when_its_peer_is_killed_it_goes_on_with_another(browser: Browser, cluster: LocalCluster) -> None:
+def test_it_switches_to_another_peer_when_its_own_is_killed(browser: Browser, cluster: LocalCluster) -> None:
     with opened(browser, address(cluster, peer=3) + "#/queues/orders", complaints=True) as page:
         messages = page.get_by_role("table", name=PAGES["queues/orders"])
         expect(page.locator("#fresh")).to_contain_text("peer 3")
@@ -166,7 +164,7 @@ def fetch(url: str, **headers: str) -> tuple[int, Any, bytes]:
             return error.code, error.headers, error.read()
 
 
-def test_the_root_leads_to_the_page_and_its_files_are_asked_for_once(cluster: LocalCluster) -> None:
+def test_the_root_redirects_to_the_page_and_its_files_are_cached(cluster: LocalCluster) -> None:
     for path in ("/", "/dashboard"):
         status, headers, _ = fetch(cluster.api(1) + path)
         assert (status, headers["location"]) == (302, "dashboard/")
@@ -183,7 +181,7 @@ def test_the_root_leads_to_the_page_and_its_files_are_asked_for_once(cluster: Lo
 
 
 @pytest.mark.parametrize("path", ["files/missing.js", "files/../__init__.py", "files/%2e%2e/app.js", "other"])
-def test_nothing_else_is_handed_out(cluster: LocalCluster, path: str) -> None:
+def test_no_other_files_are_served(cluster: LocalCluster, path: str) -> None:
     assert fetch(address(cluster) + path)[0] == 404
 
 

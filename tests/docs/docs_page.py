@@ -144,7 +144,7 @@ class Page:
     # ------------------------------------------------------------------ files
 
     def _run_toml(self, block: Block, text: str) -> None:
-        """Whatever it is, its reader takes it: a pipeline, an audit, tokens, or the settings of a peer."""
+        """Its reader must accept it: a pipeline, an audit, tokens, or the settings of a peer."""
         found = tomllib.loads(text)
         file = self._folder / (block.file or "block.toml")
         if found.get("kind") == "audit":
@@ -163,7 +163,7 @@ async def _awaited(code: Any, names: dict[str, Any]) -> None:
 
 
 def commands_of(text: str) -> list[tuple[str, str]]:
-    """Each `$` line, with `>` lines that go on with it, and the output shown below it."""
+    """Each `$` line, with the `>` lines that continue it, and the output shown below it."""
     found: list[tuple[str, str]] = []
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -179,7 +179,7 @@ def check_output(shown: str, out: str, *, place: str) -> None:
     """`...` stands for anything within a line, and alone on a line for any lines."""
     parts: list[str] = []
     for line in shown.rstrip().splitlines():
-        said = re.escape(line.rstrip()).replace(r"\.\.\.", r"[^\n]*")
-        parts.append(r"(?:[^\n]*\n)*?" if line.strip() == "..." else rf"{said}[^\S\n]*\n")
+        pattern = re.escape(line.rstrip()).replace(r"\.\.\.", r"[^\n]*")
+        parts.append(r"(?:[^\n]*\n)*?" if line.strip() == "..." else rf"{pattern}[^\S\n]*\n")
     found = "".join(f"{line.rstrip()}\n" for line in out.splitlines())
     assert re.fullmatch("".join(parts) + r"\s*", found), f"{place} shows\n{shown}\nand there was\n{out}"

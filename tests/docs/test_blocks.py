@@ -1,4 +1,4 @@
-"""What runs the pages notices what is wrong with them."""
+"""The runner of the pages detects their errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ a drawing
 """
 
 
-def test_blocks_are_found_with_what_the_page_says_about_them(tmp_path: Path) -> None:
+def test_blocks_are_found_with_their_annotations(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     python, console, toml = blocks_of(page)
@@ -46,17 +46,17 @@ def test_blocks_are_found_with_what_the_page_says_about_them(tmp_path: Path) -> 
     assert (toml.file, toml.not_run) == ("archive.toml", "")
 
 
-def test_commands_have_the_output_that_is_shown_below_them() -> None:
+def test_commands_print_the_output_shown_below_them() -> None:
     text = "$ export A=1\n$ echo $A \\\n> more\n1 more\n...\n"
     assert commands_of(text) == [("export A=1", ""), ("echo $A \\\nmore", "1 more\n...\n")]
 
 
 @pytest.mark.parametrize("out", ["stored 5 of 7\nend\n", "stored x of 7\nbetween\nlines\nend\n"])
-def test_dots_stand_for_anything_in_a_line_and_for_lines(out: str) -> None:
+def test_dots_match_any_text_in_a_line_and_any_lines(out: str) -> None:
     check_output("stored ... of 7\n...\nend\n", out, place="here")
 
 
 @pytest.mark.parametrize("out", ["stored 5 of 8\nend\n", "stored 5\nof 7\nend\n", "stored 5 of 7\n", ""])
-def test_other_output_is_noticed(out: str) -> None:
+def test_different_output_is_reported(out: str) -> None:
     with pytest.raises(AssertionError, match="here shows"):
         check_output("stored ... of 7\n...\nend\n", out, place="here")

@@ -1,4 +1,4 @@
-"""What the documentation shows is run as it stands, page by page. Pages with Spark have a module of their own."""
+"""The code blocks of the documentation are run unchanged, page by page. Pages with Spark have a module of their own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def test_the_blocks_of_a_page_run_in_order(page: Page, path: Path) -> None:
     page.run(blocks_of(path))
 
 
-def test_a_block_that_is_not_run_says_why() -> None:
+def test_a_block_that_is_not_run_gives_a_reason() -> None:
     reasons = {block.place: block.not_run for path in pages() for block in blocks_of(path) if block.not_run}
     assert all(len(reason.split()) >= 3 for reason in reasons.values()), reasons
 
 
-def test_every_language_is_looked_at() -> None:
+def test_blocks_in_every_language_are_checked() -> None:
     found = {block.language for path in (*pages(), ROOT / "README.md") for block in blocks_of(path)}
     assert found == set(RUNNABLE)

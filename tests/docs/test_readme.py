@@ -1,4 +1,4 @@
-"""What the README says of `make` is what the Makefile does; the rest of it is run in test_spark_pages.py."""
+"""The README's `make` targets agree with the Makefile; the rest of it is run in test_spark_pages.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.docs.docs_page import commands_of
 README = ROOT / "README.md"
 
 
-def test_the_two_commands_are_there() -> None:
+def test_both_documented_commands_exist() -> None:
     first = next(block for block in blocks_of(README) if block.language == "console")
     named = [command.split()[:2] for command, _ in commands_of(first.text)]
     makefile = (ROOT / "Makefile").read_text("utf-8")
@@ -19,5 +19,5 @@ def test_the_two_commands_are_there() -> None:
     assert re.search(r"^test:", makefile, re.MULTILINE)
 
 
-def test_the_readme_can_be_read_at_once() -> None:
+def test_the_readme_is_short() -> None:
     assert len(README.read_text("utf-8").splitlines()) < 260

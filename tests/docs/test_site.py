@@ -35,13 +35,13 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_links_to_is_there(page: Path) -> None:
+def test_the_targets_of_all_links_exist(page: Path) -> None:
     prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     missing = [link for link in _LINK.findall(prose) if not (page.parent / link).exists()]
     assert not missing
 
 
-def test_the_pages_made_from_code_are_up_to_date() -> None:
+def test_the_pages_generated_from_code_are_up_to_date() -> None:
     command = [sys.executable, "-m", "tools.reference", "--check"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, f"{run.stdout}run: python -m tools.reference"

@@ -1,4 +1,4 @@
-"""The pages with Spark in them, run as they stand, and the README among them; one JVM for all.
+"""The pages with Spark, including the README, run unchanged; one JVM for all.
 
 The README is a newcomer's path: from top to bottom, copied literally, against the cluster that it starts. What is left
 out says so on the page: `make`, which installs, and `avow up`, which the fixture has started already.
@@ -17,7 +17,7 @@ from tests.java import end_java
 
 PAGES = [page for page in pages() if any(not block.not_run for block in blocks_of(page)) and uses_spark(page)]
 FEW = "--conf spark.sql.shuffle.partitions=2 --conf spark.default.parallelism=2 --driver-memory 1g pyspark-shell"
-"""What a page does not set itself: rows are few, and so are the cores."""
+"""Defaults for what a page does not set itself: few rows, few cores."""
 
 
 @pytest.fixture(scope="module", autouse=True)

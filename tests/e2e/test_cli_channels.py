@@ -28,7 +28,7 @@ def started(*arguments: str, api: str) -> subprocess.Popen[str]:
     return subprocess.Popen([AVOW, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
-def test_lines_that_are_typed_are_stored_one_by_one_and_the_summary_counts_them(up: Up) -> None:
+def test_typed_lines_are_stored_one_by_one_and_counted_in_the_summary(up: Up) -> None:
     created(up.addresses, "typed")
     with started("enqueue", "typed", "--json", api=up.addresses) as process:
         assert process.stdin is not None
@@ -39,15 +39,15 @@ def test_lines_that_are_typed_are_stored_one_by_one_and_the_summary_counts_them(
                 lambda line=f"line {number}": line in avow("read", "typed", api=up.addresses).stdout,  # type: ignore[misc]
                 what="the line is stored before the next is typed",
             )
-        said, _ = process.communicate(timeout=60)
-    assert json.loads(said) == {
+        output, _ = process.communicate(timeout=60)
+    assert json.loads(output) == {
         "queue": "typed",
         "messages": 3,
         "written": [{"lane": 0, "first_version": 1, "last_version": 3, "messages": 3}],
     }
 
 
-def test_a_line_that_is_none_is_refused_and_those_before_it_are_stored(up: Up) -> None:
+def test_an_invalid_line_is_refused_and_those_before_it_are_stored(up: Up) -> None:
     created(up.addresses, "wrong")
     run = avow("enqueue", "wrong", "--key-separator", "=", api=up.addresses, stdin="a=1\nb=2\nno key\n")
     assert run.returncode == 1
@@ -56,7 +56,7 @@ def test_a_line_that_is_none_is_refused_and_those_before_it_are_stored(up: Up) -
     assert stored in ([], ["1", "2"])
 
 
-def test_a_stream_outlives_the_peers_that_take_it() -> None:
+def test_a_stream_survives_the_peers_that_receive_it() -> None:
     with LocalCluster(3) as cluster:
         created(cluster.addresses, "stream", "--lanes", "2")
         with started("enqueue", "stream", "--json", "--batch", "50", api=cluster.addresses) as process:
@@ -67,14 +67,14 @@ def test_a_stream_outlives_the_peers_that_take_it() -> None:
                     process.stdin.flush()
                     cluster.kill(number // 1_000)
                     cluster.restart(number // 1_000)
-            said, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-        assert json.loads(said)["messages"] == 3_000
+        assert json.loads(output)["messages"] == 3_000
         found = done(avow("read", "stream", "--values-only", api=cluster.addresses)).split()
         assert sorted(map(int, found)) == list(range(3_000))
 
 
-def test_a_subscriber_is_looked_at_without_taking_anything_from_it(up: Up) -> None:
+def test_showing_a_subscriber_takes_nothing_from_it(up: Up) -> None:
     created(up.addresses, "looked")
     done(avow("enqueue", "looked", *"abcd", api=up.addresses))
     done(avow("subscriber", "move", "looked", "s", "1", api=up.addresses))
@@ -85,15 +85,15 @@ def test_a_subscriber_is_looked_at_without_taking_anything_from_it(up: Up) -> No
     assert done(avow("tail", "looked", "--subscriber", "s", "--max", "1", "--values-only", api=up.addresses)) == "d\n"
 
 
-def test_a_second_reader_takes_over_and_the_first_says_so_and_ends(up: Up) -> None:
+def test_a_second_reader_takes_over_and_the_first_reports_it_and_ends(up: Up) -> None:
     created(up.addresses, "contested")
     done(avow("enqueue", "contested", "a", api=up.addresses))
     with started("tail", "contested", "--subscriber", "s", "--values-only", api=up.addresses) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "a\n"
         with started("tail", "contested", "--subscriber", "s", "--values-only", api=up.addresses) as second:
-            said = first.communicate(timeout=60)[1]
-            assert (first.returncode, said.startswith("avow: FENCED: ")) == (1, True), said
+            output = first.communicate(timeout=60)[1]
+            assert (first.returncode, output.startswith("avow: FENCED: ")) == (1, True), output
             done(avow("enqueue", "contested", "b", api=up.addresses))
             assert second.stdout is not None
             assert second.stdout.readline() == "b\n"
@@ -101,7 +101,7 @@ def test_a_second_reader_takes_over_and_the_first_says_so_and_ends(up: Up) -> No
             assert second.wait(60) == 130
 
 
-def test_members_print_each_message_between_them(up: Up) -> None:
+def test_each_message_is_printed_by_exactly_one_member(up: Up) -> None:
     created(up.addresses, "shared-out", "--lanes", "4")
     tails = [
         started("tail", "shared-out", "--subscriber", "s", "--member", name, "--values-only", api=up.addresses)
@@ -127,7 +127,7 @@ def _passed(up: Up, queue: str, name: str) -> int:
     return sum(as_json("subscriber", "show", queue, name, api=up.addresses)["versions"].values())
 
 
-def test_an_observer_is_shown_what_peers_tell_each_other(up: Up) -> None:
+def test_an_observer_sees_what_peers_send_each_other(up: Up) -> None:
     created(up.addresses, "watched", "--strategy", "pub-sub")
     with started("tail", "watched", "--observe", "--json", api=up.addresses) as observer:
         wait_until(lambda: _observers(up) > 0, what="the channel is open")
@@ -158,7 +158,7 @@ def _metrics(address: str) -> str:
         return str(answer.read().decode())
 
 
-def test_flags_that_contradict_each_other_are_wrong_usage(up: Up) -> None:
+def test_contradictory_flags_are_wrong_usage(up: Up) -> None:
     for flags in (
         ("--member", "m"),
         ("--no-commit",),

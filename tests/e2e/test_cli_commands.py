@@ -27,14 +27,14 @@ def created(up: Up, name: str, *flags: str) -> str:
 # ---------------------------------------------------------------------- queues
 
 
-def test_a_queue_is_created_once_and_creating_it_again_does_nothing(up: Up) -> None:
+def test_creating_a_queue_again_does_nothing(up: Up) -> None:
     flags = ("queue", "create", "twice", "--lanes", "2", "--age", "7d", "--size", "10GB")
     first, second = done(avow(*flags, api=up.addresses)), done(avow(*flags, api=up.addresses))
     assert first == second == "queue twice exists: two-phase, 2 lanes, keeps messages for 7 d or up to 10.0 GB\n"
     assert [queue["name"] for queue in as_json("queue", "list", api=up.addresses)["queues"]].count("twice") == 1
 
 
-def test_another_queue_by_the_same_name_is_refused(up: Up) -> None:
+def test_a_different_queue_under_the_same_name_is_refused(up: Up) -> None:
     created(up, "taken")
     run = avow("queue", "create", "taken", "--lanes", "5", api=up.addresses)
     assert run.returncode == 1
@@ -42,7 +42,7 @@ def test_another_queue_by_the_same_name_is_refused(up: Up) -> None:
     assert run.stderr.count("\n") == 1
 
 
-def test_what_a_queue_keeps_can_be_changed_and_the_rest_stays(up: Up) -> None:
+def test_the_retention_of_a_queue_can_be_changed_and_the_rest_stays(up: Up) -> None:
     created(up, "kept", "--age", "1d", "--size", "1GB")
     changed = as_json("queue", "change", "kept", "--size", "none", "--passed", api=up.addresses)
     assert (changed["retention"]["age_s"], changed["retention"]["size_bytes"]) == (86_400, None)
@@ -51,7 +51,7 @@ def test_what_a_queue_keeps_can_be_changed_and_the_rest_stays(up: Up) -> None:
     assert "keeps messages for 1 d or until every subscriber has read them" in shown
 
 
-def test_a_queue_is_deleted_only_with_a_yes(up: Up) -> None:
+def test_a_queue_is_deleted_only_after_confirmation(up: Up) -> None:
     created(up, "doomed")
     assert avow("queue", "delete", "doomed", api=up.addresses).returncode == 2
     assert done(avow("queue", "delete", "doomed", "--yes", api=up.addresses)) == "queue doomed is deleted\n"
@@ -59,7 +59,7 @@ def test_a_queue_is_deleted_only_with_a_yes(up: Up) -> None:
     assert (run.returncode, run.stderr.startswith("avow: UNKNOWN_QUEUE: ")) == (1, True)
 
 
-def test_trimmed_messages_are_gone_and_said_to_be(up: Up) -> None:
+def test_trimmed_messages_are_gone_and_reported_as_trimmed(up: Up) -> None:
     created(up, "trimmed")
     avow("enqueue", "trimmed", "a", "b", "c", api=up.addresses)
     assert as_json("queue", "trim", "trimmed", "--upto", "2", api=up.addresses)["trimmed_to"] == 2
@@ -79,7 +79,7 @@ def test_lines_of_stdin_become_messages_in_order(up: Up) -> None:
     assert done(avow("read", "lines", "--values-only", "--level", "linearizable", api=up.addresses)) == text
 
 
-def test_keys_choose_lanes_and_come_back_with_the_message(up: Up) -> None:
+def test_keys_choose_lanes_and_are_read_with_the_message(up: Up) -> None:
     created(up, "keyed", "--lanes", "3")
     text = "".join(f"k{number}=v{number}\n" for number in range(30))
     stored = as_json("enqueue", "keyed", "--key-separator", "=", api=up.addresses, stdin=text)
@@ -91,7 +91,7 @@ def test_keys_choose_lanes_and_come_back_with_the_message(up: Up) -> None:
     )
 
 
-def test_an_expected_version_that_is_not_the_end_is_refused_with_the_end(up: Up) -> None:
+def test_a_wrong_expected_version_is_refused_with_the_actual_end(up: Up) -> None:
     created(up, "expected")
     done(avow("enqueue", "expected", "a", "--expected", "0", api=up.addresses))
     run = avow("enqueue", "expected", "b", "--expected", "0", "--json", api=up.addresses)
@@ -100,13 +100,13 @@ def test_an_expected_version_that_is_not_the_end_is_refused_with_the_end(up: Up)
     assert done(avow("read", "expected", "--values-only", api=up.addresses)) == "a\n"
 
 
-def test_read_stops_where_it_is_told(up: Up) -> None:
+def test_read_stops_at_its_limits(up: Up) -> None:
     created(up, "some")
     done(avow("enqueue", "some", *"abcdef", api=up.addresses))
     assert done(avow("read", "some", "--after", "2", "--max", "3", api=up.addresses)) == "0:3  c\n0:4  d\n0:5  e\n"
 
 
-def test_tail_prints_what_comes_and_its_subscriber_goes_on_there(up: Up) -> None:
+def test_tail_prints_new_messages_and_its_subscriber_continues_there(up: Up) -> None:
     created(up, "tailed")
     done(avow("enqueue", "tailed", "a", "b", "c", api=up.addresses))
     environment = {**os.environ, "AVOW_API": up.addresses}
@@ -119,7 +119,7 @@ def test_tail_prints_what_comes_and_its_subscriber_goes_on_there(up: Up) -> None
         assert tail.communicate(timeout=60)[0] == "c\nd\n"
 
 
-def test_a_pub_sub_queue_takes_writes_and_gives_them_back(up: Up) -> None:
+def test_a_pub_sub_queue_is_written_and_read(up: Up) -> None:
     created(up, "shared", "--strategy", "pub-sub")
     done(avow("enqueue", "shared", "a", "b", api=up.addresses))
     wait_until(
@@ -130,7 +130,7 @@ def test_a_pub_sub_queue_takes_writes_and_gives_them_back(up: Up) -> None:
 # ---------------------------------------------------------------------- subscribers, peers, status
 
 
-def test_a_cursor_moves_forward_and_only_a_reset_takes_it_back(up: Up) -> None:
+def test_a_cursor_moves_forward_and_only_a_reset_moves_it_back(up: Up) -> None:
     created(up, "cursors")
     done(avow("enqueue", "cursors", *"abcde", api=up.addresses))
     for arguments, version in ((("move", "3"), 3), (("move", "1"), 3), (("reset", "start"), 0), (("move", "end"), 5)):
@@ -143,7 +143,7 @@ def test_a_cursor_moves_forward_and_only_a_reset_takes_it_back(up: Up) -> None:
     assert (run.returncode, run.stderr.startswith("avow: UNKNOWN_SUBSCRIBER: ")) == (1, True)
 
 
-def test_a_hold_keeps_what_follows_from_being_trimmed(up: Up) -> None:
+def test_a_hold_protects_later_messages_from_trimming(up: Up) -> None:
     created(up, "held")
     done(avow("enqueue", "held", *"abcde", api=up.addresses))
     done(avow("subscriber", "move", "held", "slow", "2", "--hold", api=up.addresses))
@@ -175,20 +175,20 @@ def test_peers_are_listed_and_the_command_for_one_more_is_printed(up: Up) -> Non
     assert command[-2:] == ["--join", up.addresses.split(",")[0]]
 
 
-def test_doctor_finds_the_cluster_well(up: Up) -> None:
+def test_doctor_reports_a_healthy_cluster(up: Up) -> None:
     found = as_json("doctor", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", api=up.addresses)
     cluster = [finding for finding in found["findings"] if finding["check"] in ("cluster", "lanes")]
     assert [finding["verdict"] for finding in cluster] == ["ok", "ok"]
 
 
-# ---------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
     "arguments",
     [("status",), ("queue", "list"), ("enqueue", "orders", "x"), ("read", "orders"), ("peer", "remove", "1")],
 )
-def test_nobody_there_is_said_at_once_with_what_to_do(arguments: tuple[str, ...]) -> None:
+def test_an_unreachable_cluster_is_reported_at_once_with_advice(arguments: tuple[str, ...]) -> None:
     run = avow(*arguments, api="http://127.0.0.1:1")
     assert run.returncode == 4
     assert run.stderr.startswith(
@@ -197,7 +197,7 @@ def test_nobody_there_is_said_at_once_with_what_to_do(arguments: tuple[str, ...]
     assert "avow up" in run.stderr
 
 
-def test_a_dead_address_among_living_ones_does_no_harm(up: Up) -> None:
+def test_a_dead_address_among_live_ones_does_no_harm(up: Up) -> None:
     addresses = f"http://127.0.0.1:1,{up.addresses}"
     created(up, "passed-over")
     done(avow("enqueue", "passed-over", "x", api=addresses))
@@ -205,17 +205,17 @@ def test_a_dead_address_among_living_ones_does_no_harm(up: Up) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("read", "nowhere"), ("enqueue", "nowhere", "x"), ("tail", "nowhere")])
-def test_a_queue_that_is_not_there_is_refused(up: Up, arguments: tuple[str, ...]) -> None:
+def test_a_missing_queue_is_refused(up: Up, arguments: tuple[str, ...]) -> None:
     run = avow(*arguments, api=up.addresses)
     assert (run.returncode, run.stderr.startswith("avow: UNKNOWN_QUEUE: ")) == (1, True), run.stderr
 
 
-def test_wrong_usage_is_told_from_refusal(up: Up) -> None:
+def test_wrong_usage_and_refusal_have_different_exit_codes(up: Up) -> None:
     for arguments in (("enqueue",), ("queue", "change", "x"), ("tail", "x", "--after", "1", "--subscriber", "y")):
         assert avow(*arguments, api=up.addresses).returncode == 2
 
 
-def test_whoever_reads_only_the_first_lines_is_not_shown_a_traceback(up: Up) -> None:
+def test_closing_the_output_early_shows_no_traceback(up: Up) -> None:
     created(up, "long")
     done(avow("enqueue", "long", api=up.addresses, stdin="x" * 100 + "\n" + "y\n" * 200_000))
     environment = {**os.environ, "AVOW_API": up.addresses}
@@ -249,13 +249,13 @@ def _state(up: Up, number: int) -> str | None:
     return next((peer["state"] for peer in peers if peer["number"] == number), None)
 
 
-def test_removing_a_peer_nobody_knows_is_refused(up: Up) -> None:
+def test_removing_an_unknown_peer_is_refused(up: Up) -> None:
     run = avow("peer", "remove", "99", api=up.addresses)
     assert (run.returncode, run.stderr.startswith("avow: UNKNOWN_PEER: ")) == (1, True), run.stderr
 
 
 @pytest.mark.parametrize("arguments", [("tail", "quiet", "--after", "0"), ("status", "--watch"), ("enqueue", "quiet")])
-def test_ctrl_c_ends_what_would_go_on_without_a_traceback(up: Up, arguments: tuple[str, ...]) -> None:
+def test_ctrl_c_ends_a_long_command_without_a_traceback(up: Up, arguments: tuple[str, ...]) -> None:
     created(up, "quiet")
     done(avow("enqueue", "quiet", "first", api=up.addresses))
     pipe, environment = subprocess.PIPE, {**os.environ, "AVOW_API": up.addresses}
@@ -271,13 +271,13 @@ def test_ctrl_c_ends_what_would_go_on_without_a_traceback(up: Up, arguments: tup
         else:
             assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read() if process.stderr is not None else ""
+        errors = process.stderr.read() if process.stderr is not None else ""
         assert process.wait(60) == 130
-    assert "Traceback" not in said
-    assert said.startswith("avow: before this, 1 message stored") if arguments[0] == "enqueue" else said == ""
+    assert "Traceback" not in errors
+    assert errors.startswith("avow: before this, 1 message stored") if arguments[0] == "enqueue" else errors == ""
 
 
-def test_watching_gives_an_object_per_look(up: Up) -> None:
+def test_watching_prints_an_object_per_interval(up: Up) -> None:
     command = [AVOW, "status", "--watch", "--json", "--interval", "0.2"]
     environment = {**os.environ, "AVOW_API": up.addresses}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

@@ -65,7 +65,7 @@ def test_a_dead_pledge_is_found_shown_with_its_timeline_and_redriven(up: Up) -> 
     assert stopped == "doomed is failed: enough\n"
 
 
-def test_a_pledge_that_waits_is_tried_now(up: Up) -> None:
+def test_a_waiting_pledge_is_retried_now(up: Up) -> None:
     submit(up, "waiting", NOWHERE, retry_interval_s=3_000, request_timeout_s=1)
     wait_until(lambda: as_json("pledge", "show", "waiting", api=up.addresses)["failures"] == 1)
     assert "submitted, failing" in done(avow("pledge", "retry", "waiting", api=up.addresses))
@@ -105,14 +105,14 @@ def test_pledges_are_listed_in_pages(up: Up) -> None:
 def test_the_barriers_table_is_printed_for_a_tool_that_runs_migrations(dialect: str) -> None:
     printed = done(avow("pledge", "migration", "--dialect", dialect))
     assert printed == migration(dialect)
-    told = json.loads(done(avow("pledge", "migration", "--dialect", dialect, "--json")))
-    assert told == {"dialect": dialect, "sql": printed}
+    json_output = json.loads(done(avow("pledge", "migration", "--dialect", dialect, "--json")))
+    assert json_output == {"dialect": dialect, "sql": printed}
     assert "create table if not exists mine.rows" in done(
         avow("pledge", "migration", "--dialect", dialect, "--table", "mine.rows")
     )
 
 
-def test_the_printed_table_is_one_that_the_barrier_works_with() -> None:
+def test_the_barrier_works_with_the_printed_table() -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(done(avow("pledge", "migration", "--dialect", "sqlite")))
         with Barrier("g").transaction(connection):
@@ -121,6 +121,6 @@ def test_the_printed_table_is_one_that_the_barrier_works_with() -> None:
 
 
 @pytest.mark.parametrize("wrong", [("--dialect", "oracle"), ("--dialect", "sqlite", "--table", "a b")])
-def test_what_the_barrier_has_no_table_for_is_refused(wrong: tuple[str, ...]) -> None:
+def test_a_database_without_a_barrier_table_is_refused(wrong: tuple[str, ...]) -> None:
     run = avow("pledge", "migration", *wrong)
     assert (run.returncode, run.stderr.startswith("avow: INVALID_REQUEST")) == (1, True)

@@ -38,7 +38,7 @@ def pids(up: Up) -> list[int]:
     return [peer["pid"] for peer in as_json("status", api=up.addresses)["peers"]]
 
 
-def test_a_killed_peer_is_said_to_be_dead_and_comes_back_with_its_data(tmp_path: Path) -> None:
+def test_a_killed_peer_is_reported_dead_and_comes_back_with_its_data(tmp_path: Path) -> None:
     with started(tmp_path / "data") as up:
         avow("queue", "create", "orders", api=up.addresses)
         avow("enqueue", "orders", "before", api=up.addresses)
@@ -69,7 +69,7 @@ def test_ctrl_c_stops_every_peer_and_the_next_start_finds_the_data(tmp_path: Pat
         assert up.end(signal.SIGTERM) == 0
 
 
-def test_peers_do_not_outlive_an_up_that_was_killed(tmp_path: Path) -> None:
+def test_peers_end_when_avow_up_is_killed(tmp_path: Path) -> None:
     with started(tmp_path / "data") as up:
         running = pids(up)
         up.kill()
@@ -84,7 +84,7 @@ def test_a_folder_of_three_is_not_started_as_five(tmp_path: Path) -> None:
     assert "holds a cluster of 3; nothing was started" in run.stderr
 
 
-def test_taken_ports_are_named_with_their_process(tmp_path: Path) -> None:
+def test_ports_in_use_are_named_with_their_process(tmp_path: Path) -> None:
     with started(tmp_path / "data", "--peers", "1", peers=1) as up:
         run = avow("up", "--port", str(up.base), "--data", str(tmp_path / "other"))
         assert run.returncode == 1

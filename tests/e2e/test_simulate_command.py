@@ -17,7 +17,7 @@ def avow(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
-def test_a_campaign_ends_with_a_verdict_a_person_can_read(strategy: str) -> None:
+def test_a_campaign_ends_with_a_readable_verdict(strategy: str) -> None:
     run = avow("simulate", "--strategy", strategy, "--seeds", "20")
     assert run.returncode == 0, run.stdout + run.stderr
     for word in (
@@ -63,7 +63,7 @@ def test_bad_arguments_are_named() -> None:
     assert "three-phase" in run.stderr
 
 
-def test_help_says_what_is_checked() -> None:
+def test_help_lists_what_is_checked() -> None:
     run = avow("simulate", "--help")
     assert run.returncode == 0
     assert "--mutations" in run.stdout

@@ -1,4 +1,4 @@
-"""Applications with a channel that tests kill: each is a process of its own.
+"""Applications with a channel that tests kill, each in a separate process.
 
     receive FILE PORT        listens; appends the numbers of each committed group to FILE and syncs it before it acks.
                              What the file has already is not appended again: numbers are this application's own ids
@@ -33,7 +33,7 @@ def say(*words: object) -> None:
 
 
 def numbers_in(path: Path) -> list[int]:
-    """What a receiver has committed. A line that was being written when it was killed does not count."""
+    """The commits of a receiver. A line that was being written when it was killed does not count."""
     text = path.read_text() if path.exists() else ""
     return [int(line) for line in text[: text.rfind("\n") + 1].split()]
 

@@ -86,7 +86,7 @@ class Program:
             times=[TIME_MS, TIME_MS + 1, TIME_MS + 2],
         )
         end = len(self.values["orders"][0])
-        self._told("orders", [b"expected"], [await orders.enqueue(b"expected", expected=end, lane=0)])
+        self._acknowledged("orders", [b"expected"], [await orders.enqueue(b"expected", expected=end, lane=0)])
 
     async def _payments(self) -> None:
         for lane in (0, 1):
@@ -104,7 +104,7 @@ class Program:
             assert status == 200, body
             (span,) = json.loads(body)["written"]
             done = Done("packed", span["lane"], span["first_version"], span["last_version"], write_id)
-            self._told("packed", values, [done])
+            self._acknowledged("packed", values, [done])
 
     async def _small(self) -> None:
         """Single messages of several clients at the same time, which the coordinator merges into few records."""
@@ -118,8 +118,8 @@ class Program:
 
         done: list[tuple[bytes, Done]] = []
         await asyncio.gather(*[one(writer) for writer in range(WRITERS)])
-        for value, told in sorted(done, key=lambda pair: pair[1].first_version):
-            self._told("small", [value], [told], remember=told.first_version % 8 == 0)
+        for value, acknowledged in sorted(done, key=lambda pair: pair[1].first_version):
+            self._acknowledged("small", [value], [acknowledged], remember=acknowledged.first_version % 8 == 0)
 
     async def _streamed(self) -> None:
         """Through a channel; read through another one, up to a commit in the middle."""
@@ -151,7 +151,7 @@ class Program:
         still_open = staged.transaction("open", deadline_s=DAY_S)
         await still_open.enqueue_many([b"open"], lane=0)
         for done in await published.publish():
-            self._told(queue, [b"published 0", b"published 1"], [done], remember=False)
+            self._acknowledged(queue, [b"published 0", b"published 1"], [done], remember=False)
         await discarded.discard()
         await self._enqueue(queue, [b"after"], lane=0)
 
@@ -200,10 +200,12 @@ class Program:
     async def _enqueue(self, queue: str, values: list[bytes], **options: Any) -> None:
         write_id = _write_id(queue, str(len(self.writes)))
         done = await self._client.queue(queue).enqueue_many(values, write_id=write_id, **options)
-        self._told(queue, values, done)
+        self._acknowledged(queue, values, done)
 
-    def _told(self, queue: str, values: list[bytes], told: list[Done], *, remember: bool = True) -> None:
-        (done,) = told
+    def _acknowledged(
+        self, queue: str, values: list[bytes], acknowledged: list[Done], *, remember: bool = True
+    ) -> None:
+        (done,) = acknowledged
         known = self.values[queue][done.lane]
         assert (done.first_version, done.last_version) == (len(known) + 1, len(known) + len(values)), (queue, done)
         known += [

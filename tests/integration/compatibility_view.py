@@ -29,7 +29,7 @@ _PLEDGE_KEYS = (
 
 
 def view(api: str, *, writes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Without what every start changes: who coordinates, epochs, and lanes without messages."""
+    """Without the parts that every start changes: coordinators, epochs, and lanes without messages."""
     queues = _get(api, "/v1/queues")["queues"]
     return {
         "queues": {queue["name"]: _queue(api, queue) for queue in queues},
@@ -41,7 +41,9 @@ def view(api: str, *, writes: list[dict[str, Any]]) -> dict[str, Any]:
 def values_of(shown: dict[str, Any]) -> dict[str, dict[str, list[bytes]]]:
     """Queue -> lane -> values."""
     return {
-        name: {lane: [value_of(message) for message in told["messages"]] for lane, told in queue["lanes"].items()}
+        name: {
+            lane: [value_of(message) for message in lane_view["messages"]] for lane, lane_view in queue["lanes"].items()
+        }
         for name, queue in shown["queues"].items()
     }
 
@@ -51,7 +53,7 @@ def value_of(message: dict[str, Any]) -> bytes:
 
 
 def written_values(values: dict[str, dict[str, list[str]]]) -> dict[str, dict[str, list[bytes]]]:
-    """The same, of what the program said it wrote."""
+    """The same, from the writes that the program reported."""
     return {
         queue: {lane: [unquote_to_bytes(value) for value in found] for lane, found in lanes.items()}
         for queue, lanes in values.items()
@@ -78,7 +80,7 @@ def _lane(api: str, path: str, lane: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(api: str, *, queue: str, lane: int, write_id: str, **_: Any) -> dict[str, Any]:
-    """What the peer answers to somebody who asks for the outcome of a write."""
+    """The peer's answer to a lookup of a write."""
     (found,) = _get(api, f"/v1/queues/{quote(queue)}/writes/{write_id}?lane={lane}")["written"]
     versions = [found["first_version"], found["last_version"]]
     return {"queue": queue, "lane": found["lane"], "write_id": write_id, "versions": versions}

@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--code", type=int)
     given = parser.parse_args()
     sys.stderr.write(f"{os.getpid()} began\n")
-    said = {
+    report = {
         "url": f"http://127.0.0.1:{given.port or 7}",
         "pid": os.getpid(),
         "session": os.getsid(0),
@@ -27,7 +27,7 @@ def main() -> None:
         "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],  # the last is of listdir
         "colour": os.environ.get("COLOUR", ""),
     }
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
     if given.code is not None:
         raise SystemExit(given.code)

@@ -42,9 +42,9 @@ class Answer:
 
 
 class PeerProcess:
-    def __init__(self, process: subprocess.Popen[str], told: dict[str, Any]) -> None:
-        self.process, self.told = process, told
-        self.url: str = told["api"]
+    def __init__(self, process: subprocess.Popen[str], announced: dict[str, Any]) -> None:
+        self.process, self.announced = process, announced
+        self.url: str = announced["api"]
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -80,7 +80,7 @@ class PeerProcess:
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
 
     def talk(self, data: bytes, *, timeout_s: float = 60.0) -> bytes:
-        """Raw bytes in, whatever comes back until the peer closes."""
+        """Sends raw bytes; returns all bytes until the peer closes."""
         with socket.create_connection(self.address, timeout=timeout_s) as connection:
             received = b""
             with contextlib.suppress(ConnectionError):

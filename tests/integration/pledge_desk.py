@@ -1,4 +1,4 @@
-"""A coordinator behind a socket that fails when told to, and a service with a checkback, for tests of the client.
+"""A coordinator behind a socket with scripted failures, and a service with a checkback, for tests of the client.
 
 The coordinator is the real one, over a store in memory; what is scripted is the way to it: a request that is lost, an
 answer that is lost after the request was acted on, a refusal. Both run in threads of their own, so that blocking and
@@ -30,7 +30,7 @@ from avow.server.pledges.handlers import content_of
 from avow.server.pledges.schemas import NewPledge
 from avow.wire.error_body import encode_failure
 
-Told = str | AvowError
+Fault = str | AvowError
 
 
 class Desk:
@@ -38,7 +38,7 @@ class Desk:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = PledgeSettings(**{"timeout_to_fail_s": 600.0, "retry_interval_s": 0.2, **settings})
-        self.faults: dict[str, list[Told]] = {}
+        self.faults: dict[str, list[Fault]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -99,11 +99,11 @@ class Desk:
                     length = next((int(x.split(":")[1]) for x in lines if x.lower().startswith("content-length")), 0)
                     body = await reader.readexactly(length)
                     method, target, _ = lines[0].split(" ")
-                    said = await self._answer(method, target, body)
-                    if said is None:
+                    reply = await self._answer(method, target, body)
+                    if reply is None:
                         writer.transport.abort()
                         return
-                    status, answer = said
+                    status, answer = reply
                     writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(answer), answer))
         finally:
             writer.close()
@@ -115,18 +115,18 @@ class Desk:
         given = json.loads(body) if body else {}
         operation = "show" if method == "GET" else names[2]
         self.requests.append((operation, given))
-        told = next(iter(self.faults.get(operation, ())), None)
-        if told is not None:
+        fault = next(iter(self.faults.get(operation, ())), None)
+        if fault is not None:
             self.faults[operation].pop(0)
-        if told == "drop":
+        if fault == "drop":
             return None
         try:
-            if isinstance(told, AvowError):
-                raise told
+            if isinstance(fault, AvowError):
+                raise fault
             made = await self._act(operation, names[1], body)
         except AvowError as error:
             return error.http_status, encode_failure(error)
-        return None if told == "act and drop" else (200, json.dumps(made).encode())
+        return None if fault == "act and drop" else (200, json.dumps(made).encode())
 
     async def _act(self, operation: str, gid: str, body: bytes) -> dict[str, Any]:
         coordinator = self.coordinator
@@ -151,7 +151,7 @@ class Desk:
 
 
 class Service:
-    """Answers /checkback by the barrier, and /in with what stands in `answers` (200 when empty). `calls`: to /in."""
+    """Answers /checkback by the barrier, and /in with the next of `answers` (200 when empty). `calls`: to /in."""
 
     port: int
 
@@ -169,8 +169,8 @@ class Service:
     def respond(self, path: str, query: dict[str, str], body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         if path == "/checkback":
             self.asked += 1
-            said = checkback_answer(query, self.checkback)
-            return said.status, said.body
+            reply = checkback_answer(query, self.checkback)
+            return reply.status, reply.body
         self.calls.append(query)
         self.bodies.append(body)
         self.headers.append(headers)
@@ -186,11 +186,11 @@ def served(service: Service) -> Iterator[Service]:
             parts = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            status, said = service.respond(parts.path, dict(parse_qsl(parts.query)), body, headers)
+            status, reply = service.respond(parts.path, dict(parse_qsl(parts.query)), body, headers)
             self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
+            self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(reply)
 
         do_GET = do_POST = _respond
 

@@ -1,4 +1,4 @@
-"""Services that pledges call, for tests: they answer as they are told, and remember what they were asked.
+"""Services that pledges call, for tests: they give scripted answers and record their requests.
 
 with Service() as service:
     service.says("/in", 500, times=2)         # then as usual: 200 {"dtm_result":"SUCCESS"}
@@ -64,7 +64,7 @@ class Service:
         self._scripts[path].extend([(status, {} if body is None else body)] * times)
 
     def always(self, path: str, status: int, body: Any = None) -> None:
-        """From now on, once what `says` was told is used up."""
+        """From now on, after the answers given to `says` are used up."""
         self._always[path] = (status, {} if body is None else body)
 
     def calls(self, path: str) -> list[Heard]:
@@ -87,8 +87,8 @@ class Service:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 heard = Heard(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body)
-                status, said = service._answer(heard)
-                data = said if isinstance(said, bytes) else json.dumps(said).encode()
+                status, reply = service._answer(heard)
+                data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(data)))

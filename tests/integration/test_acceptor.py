@@ -1,4 +1,4 @@
-"""What accepts and dials over TLS leaves no connection open when it stops, however far the handshake is.
+"""After `stop`, acceptor and dialer over TLS have no open connection, whatever the state of the handshake.
 
 Whether a connection is closed is asked of its other end, with a blocking socket: no turn of the event loop helps.
 """
@@ -44,7 +44,7 @@ def client_context() -> ssl.SSLContext:
 
 
 class Receiver:
-    """What a peer is to its links, without a peer."""
+    """The part of a peer that its links use, without a peer."""
 
     def hello(self) -> Hello:
         return Hello(bytes(16), bytes(16), 1, 1)
@@ -102,15 +102,15 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("said", [b"", HALF_A_CLIENT_HELLO], ids=["nothing", "half"])
+@pytest.mark.parametrize("sent", [b"", HALF_A_CLIENT_HELLO], ids=["nothing", "half"])
 @pytest.mark.parametrize("listening", [links, http, channels])
-def test_a_connection_in_its_handshake_is_closed_when_stop_returns(run: Run, listening: Listening, said: bytes) -> None:
+def test_a_connection_in_its_handshake_is_closed_when_stop_returns(run: Run, listening: Listening, sent: bytes) -> None:
     async def scenario() -> None:
         address, stop = await listening(server_context())
         with socket.create_connection(address) as silent, socket.create_connection(address) as late:
-            silent.sendall(said)
+            silent.sendall(sent)
             async with speaking(address):
-                late.sendall(said)
+                late.sendall(sent)
                 await stop()
                 assert is_closed(silent)
                 assert is_closed(late)
@@ -242,7 +242,7 @@ def test_connections_are_accepted_again_after_the_process_had_no_file_descriptor
     run(scenario)
 
 
-def test_an_address_that_is_taken_is_an_error_and_leaves_nothing_open(run: Run) -> None:
+def test_an_address_in_use_is_an_error_and_leaves_nothing_open(run: Run) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
             await open_acceptor(

@@ -71,9 +71,7 @@ class Local:
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
-def test_whole_checkbacks_at_any_steps_of_the_transaction_agree_with_the_model(
-    database: Database, *, commits: bool
-) -> None:
+def test_a_checkback_at_any_step_of_the_transaction_agrees_with_the_model(database: Database, *, commits: bool) -> None:
     own, asking = database.connect(wait_s=0.2), database.connect()
     for asked in every_subset(range(len(STEPS) + 1)):
         gid = new_gid()
@@ -119,7 +117,7 @@ class SteppedSession(DbApiSession):
         return super().execute(sql, parameters, expected=expected)
 
 
-def test_steps_of_the_transaction_between_any_statements_of_a_checkback_leave_one_truth(database: Database) -> None:
+def test_a_transaction_interleaved_with_a_checkback_has_one_outcome(database: Database) -> None:
     """`slots`: before which of the checkback's statements the insert (with the work) and the end happen."""
     own, asking = database.connect(wait_s=0.0), database.connect()
     statements = len(run_checkback(database, own, asking, slots=(99, 99), commits=True).verdicts_at)

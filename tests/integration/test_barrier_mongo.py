@@ -78,7 +78,7 @@ def test_a_row_outside_of_a_transaction_is_refused(client: MongoClient[dict[str,
             Barrier(gid, "01", "action").once(session)
 
 
-def test_other_errors_of_the_server_come_through(client: MongoClient[dict[str, Any]]) -> None:
+def test_other_errors_of_the_server_are_passed_on(client: MongoClient[dict[str, Any]]) -> None:
     gid = new_gid()
     with client.start_session() as session:
         session.start_transaction(write_concern=MAJORITY)

@@ -30,7 +30,7 @@ def stock_of(client: redis.Redis, key: str) -> int:
     return int(client.get(key) or -1)  # type: ignore[arg-type]
 
 
-def test_point_10_a_retry_after_the_last_unit_was_taken_hears_that_it_is_done_and_not_short(
+def test_point_10_a_retry_after_the_last_unit_was_taken_is_done_and_not_short(
     client: redis.Redis,
 ) -> None:
     """Where dtm's flash sale loses the last unit: it looks at the stock before the duplicate key."""
@@ -57,9 +57,7 @@ def test_after_a_checkback_an_adjustment_that_had_not_started_is_refused(client:
 
 
 @pytest.mark.parametrize("value", [None, "0", "2"])
-def test_what_would_fall_below_zero_or_is_not_there_is_short_and_changes_nothing(
-    client: redis.Redis, value: str | None
-) -> None:
+def test_a_stock_that_is_missing_or_too_small_is_short_and_unchanged(client: redis.Redis, value: str | None) -> None:
     stock, gid = new_gid("stock"), new_gid()
     if value is not None:
         client.set(stock, value)
@@ -69,7 +67,7 @@ def test_what_would_fall_below_zero_or_is_not_there_is_short_and_changes_nothing
 
 
 @pytest.mark.parametrize("value", ["three", "3.5"])
-def test_a_stock_that_is_no_whole_number_is_an_error_and_nothing_is_marked_as_done(
+def test_a_stock_that_is_not_an_integer_is_an_error_and_nothing_is_marked_as_done(
     client: redis.Redis, value: str
 ) -> None:
     stock, gid = new_gid("stock"), new_gid()
@@ -132,7 +130,7 @@ def test_a_later_command_that_fails_is_an_error_each_time_and_nothing_is_done_tw
     assert stock_of(client, counter) == 1
 
 
-def test_two_deliveries_whose_keys_read_the_same_are_not_taken_for_one(client: redis.Redis) -> None:
+def test_two_deliveries_with_colliding_keys_are_kept_apart(client: redis.Redis) -> None:
     gid, counter = new_gid(), new_gid("counter")
     assert Barrier(gid, "01-01", "action").once(client, ("INCR", counter))
     with pytest.raises(Malformed, match="another gid"):
@@ -144,7 +142,7 @@ def test_point_12_expiry_never_turns_committed_into_rolled_back(client: redis.Re
     stock, gid, kept = new_gid("stock"), new_gid(), new_gid()
     client.set(stock, 5)
     assert Barrier(kept).check_adjust(client, stock, -1) is Adjusted.DONE
-    assert client.ttl(f"{kept}-00-msg-01") == -1  # for ever, unless told otherwise
+    assert client.ttl(f"{kept}-00-msg-01") == -1  # no expiry by default
     assert Barrier(gid, expire_s=HORIZON_MIN_S).check_adjust(client, stock, -1) is Adjusted.DONE
     assert HORIZON_MIN_S - 60 < int(client.ttl(f"{gid}-00-msg-01")) <= HORIZON_MIN_S  # type: ignore[arg-type]
     client.delete(f"{gid}-00-msg-01")  # what the time does
@@ -176,7 +174,7 @@ def test_work_that_begins_long_after_prepare_is_refused(client: redis.Redis) -> 
     assert stock_of(client, stock) == 5
 
 
-def test_buyers_and_checkbacks_at_once_leave_stock_that_agrees_with_the_verdicts(redis_server: Server) -> None:
+def test_concurrent_buyers_and_checkbacks_leave_a_stock_that_matches_the_verdicts(redis_server: Server) -> None:
     stock, gids = new_gid("stock"), [new_gid() for _ in range(200)]
     found: dict[str, list[object]] = {gid: [] for gid in gids}
     with redis.Redis.from_url(redis_server.dsn) as client:
@@ -206,14 +204,14 @@ def test_buyers_and_checkbacks_at_once_leave_stock_that_agrees_with_the_verdicts
         assert {seen for seen in found[gid] if isinstance(seen, Verdict)} == {final[gid]}
 
 
-def test_a_server_that_has_forgotten_its_scripts_is_told_them_again(client: redis.Redis) -> None:
+def test_scripts_that_a_server_lost_are_loaded_again(client: redis.Redis) -> None:
     gid = new_gid()
     assert check_back(client, gid) is Verdict.FAILURE
     client.script_flush()
     assert check_back(client, gid) is Verdict.FAILURE
 
 
-def test_asyncio_has_the_same_words(redis_server: Server) -> None:
+def test_asyncio_has_the_same_calls(redis_server: Server) -> None:
     stock, gid, late = new_gid("stock"), new_gid(), new_gid()
 
     async def go() -> None:

@@ -28,7 +28,7 @@ DAY_S = 24 * 3600
 
 
 def new_table(database: Database) -> str:
-    """One of its own: a clean-up leaves a mark for all who use the table."""
+    """A new table: a clean-up leaves a mark for all users of the table."""
     schema = {"sqlite": "", "postgresql": f"s{time.time_ns()}.", "mysql": "avow."}[database.dialect]
     return f"{schema}barrier_{time.time_ns()}"
 
@@ -38,7 +38,7 @@ def now_ms(*, ago_s: float = 0) -> int:
 
 
 @ON_ALL
-def test_the_table_is_made_in_one_call_by_any_number_of_services_at_once(database: Database) -> None:
+def test_any_number_of_services_can_create_the_table_at_once(database: Database) -> None:
     table, failed = new_table(database), []
 
     def create(connection: Any) -> None:
@@ -69,7 +69,7 @@ def test_the_printed_migration_makes_the_same_table(database: Database) -> None:
 
 
 @ON_POSTGRESQL
-def test_a_user_without_the_right_to_create_can_use_a_table_that_is_there(database: PostgreSQL) -> None:
+def test_a_user_without_the_right_to_create_can_use_an_existing_table(database: PostgreSQL) -> None:
     connection, user = database.connect(), f"u{time.time_ns()}"
     database.do(connection, f"create role {user} login")
     database.do(connection, f"grant usage on schema dtm_barrier to {user}")
@@ -81,7 +81,7 @@ def test_a_user_without_the_right_to_create_can_use_a_table_that_is_there(databa
 
 
 @ON_MARIADB
-def test_a_user_with_few_rights_can_use_a_table_that_is_there(database: MariaDB) -> None:
+def test_a_user_with_few_rights_can_use_an_existing_table(database: MariaDB) -> None:
     connection, user = database.connect(), f"u{time.time_ns()}"
     database.do(connection, f"create user {user}@'127.0.0.1'")
     database.do(connection, f"grant select, insert, update on dtm_barrier.* to {user}@'127.0.0.1'")
@@ -92,7 +92,7 @@ def test_a_user_with_few_rights_can_use_a_table_that_is_there(database: MariaDB)
 
 
 @ON_POSTGRESQL
-def test_a_table_that_dtm_made_is_used_as_it_is(database: PostgreSQL) -> None:
+def test_a_table_created_by_dtm_is_used_unchanged(database: PostgreSQL) -> None:
     connection, gid, table = database.connect(), new_gid(), f"dtm{time.time_ns()}.barrier"
     schema = table.partition(".")[0]
     database.do(connection, f"create schema {schema}")
@@ -113,7 +113,7 @@ def test_a_table_that_dtm_made_is_used_as_it_is(database: PostgreSQL) -> None:
 
 
 @ON_MARIADB
-def test_a_table_that_takes_two_ids_for_one_is_refused_with_the_statement_that_makes_it_right(
+def test_a_table_that_confuses_ids_is_refused_with_the_statement_that_fixes_it(
     database: MariaDB,
 ) -> None:
     connection, table = database.connect(), new_table(database)
@@ -130,7 +130,7 @@ def test_a_table_that_takes_two_ids_for_one_is_refused_with_the_statement_that_m
     assert check_back(connection, gid.lower(), table=table) is Verdict.FAILURE
 
 
-def test_a_name_that_is_no_table_is_refused() -> None:
+def test_an_invalid_table_name_is_refused() -> None:
     connection = sqlite3.connect(":memory:")
     with pytest.raises(InvalidRequest, match="not a valid table name"):
         create_table(connection, table="barrier; drop table works")
@@ -196,26 +196,26 @@ def test_point_12_a_checkback_between_any_statements_of_a_clean_up_never_says_ro
 ) -> None:
     connection, table = cleaned
     gid, asking = new_gid(), database.connect()
-    said: list[Verdict | None] = []
+    verdicts: list[Verdict | None] = []
 
     def ask() -> None:
         try:
-            said.append(check_back(asking, gid, lock_timeout_s=0.02, table=table))
+            verdicts.append(check_back(asking, gid, lock_timeout_s=0.02, table=table))
         except Trimmed:
-            said.append(None)
+            verdicts.append(None)
 
     commit(connection, table, gid)
     age(database, connection, table, days=30)
     assert clean_up_rows(SteppedSession(connection, table=table, before=ask), older_than_s=8 * DAY_S) == 1
     ask()
-    assert len(said) > 5
-    assert said[0] is Verdict.SUCCESS
-    assert said[-1] is None
-    assert Verdict.FAILURE not in said
+    assert len(verdicts) > 5
+    assert verdicts[0] is Verdict.SUCCESS
+    assert verdicts[-1] is None
+    assert Verdict.FAILURE not in verdicts
 
 
 @ON_ALL
-def test_what_is_younger_than_the_horizon_stays_and_keeps_its_verdict(
+def test_rows_younger_than_the_horizon_stay_and_keep_their_verdict(
     database: Database, cleaned: tuple[Any, str]
 ) -> None:
     connection, table = cleaned
@@ -255,9 +255,7 @@ def test_the_mark_only_rises(database: Database, cleaned: tuple[Any, str]) -> No
 
 
 @ON_ALL
-def test_a_clean_up_removes_in_pieces_and_no_more_than_it_was_told(
-    database: Database, cleaned: tuple[Any, str]
-) -> None:
+def test_a_clean_up_removes_in_pieces_up_to_its_limit(database: Database, cleaned: tuple[Any, str]) -> None:
     connection, table = cleaned
     values = ", ".join(f"('msg', 'many-{n}', '00', 'msg', '01', 'msg')" for n in range(1200))
     database.do(connection, f"insert into {table} (trans_type, gid, branch_id, op, barrier_id, reason) values {values}")

@@ -87,7 +87,7 @@ def test_a_row_joins_the_transaction_that_the_caller_has_open(database: Database
 
 
 @ON_ALL
-def test_a_connection_that_commits_by_itself_cannot_be_joined_outside_of_a_transaction(database: Database) -> None:
+def test_a_connection_in_autocommit_cannot_be_joined_outside_of_a_transaction(database: Database) -> None:
     gid, connection = new_gid(), autocommitting(database)
     with pytest.raises(InvalidRequest, match="autocommit mode"):
         Barrier(gid).insert(connection)
@@ -100,7 +100,7 @@ def test_a_connection_that_commits_by_itself_cannot_be_joined_outside_of_a_trans
 
 
 @ON_ALL
-def test_a_connection_that_commits_by_itself_can_have_a_transaction_of_the_barrier(database: Database) -> None:
+def test_a_connection_in_autocommit_can_use_a_transaction_of_the_barrier(database: Database) -> None:
     committed, failed, connection = new_gid(), new_gid(), autocommitting(database)
     with Barrier(committed).transaction(connection) as cursor:
         cursor.execute(f"insert into works values ('{committed}')")
@@ -122,7 +122,7 @@ def autocommitting(database: Database) -> Any:
 
 
 @ON_ALL
-def test_what_begins_its_own_transaction_refuses_a_connection_that_is_in_one(database: Database) -> None:
+def test_a_barrier_transaction_refuses_a_connection_that_is_in_one(database: Database) -> None:
     gid, connection = new_gid(), database.connect()
     database.work(connection, gid)
     with pytest.raises(InvalidRequest, match="in a transaction"):
@@ -154,7 +154,7 @@ def end_inside(database: Database, cursor: Any) -> None:
 
 
 @ON_ALL
-def test_a_branch_does_its_work_once_however_often_it_is_delivered(database: Database) -> None:
+def test_a_branch_delivered_several_times_does_its_work_once(database: Database) -> None:
     gid, connection = new_gid(), database.connect()
     query = {"gid": gid, "trans_type": "msg", "branch_id": "01", "op": "action"}
     for delivery in range(3):
@@ -181,7 +181,7 @@ def test_a_branch_whose_transaction_was_rolled_back_does_its_work_again(database
     connection.rollback()
 
 
-def test_an_open_transaction_is_ongoing_however_often_it_is_asked_about_and_then_has_its_verdict(
+def test_an_open_transaction_is_ongoing_until_it_ends_and_then_has_its_verdict(
     tmp_path: Path, postgres_server: Server, mariadb_server: Server
 ) -> None:
     databases = [SQLite(tmp_path), PostgreSQL(postgres_server), MariaDB(mariadb_server)]
@@ -242,7 +242,7 @@ def state_of(connection: Any) -> tuple[Any, ...]:
 
 
 @ON_ALL
-def test_rows_of_any_shape_that_a_connection_gives_are_understood(database: Database) -> None:
+def test_rows_of_any_type_that_a_connection_returns_are_understood(database: Database) -> None:
     gid, connection = new_gid(), database.connect()
     if isinstance(connection, sqlite3.Connection):
         connection.row_factory = lambda cursor, row: {"never": row}
@@ -280,7 +280,7 @@ def time_to_wait(database: Database, asked: Several) -> None:
 
 
 class Several:
-    """Calls in threads, and what came of them."""
+    """Calls in threads, and their results."""
 
     def __init__(self, calls: list[Callable[[], Any]]) -> None:
         self._found: list[Any] = [None] * len(calls)
@@ -349,7 +349,7 @@ class WaitingSession(DbApiSession):
 
 
 @ON_MARIADB
-def test_checkbacks_that_all_wait_for_the_transaction_survive_the_deadlock_of_its_rollback(database: MariaDB) -> None:
+def test_checkbacks_waiting_for_a_transaction_survive_the_deadlock_of_its_rollback(database: MariaDB) -> None:
     """The transaction inserts after all three have seen nothing and before they insert: here they do wait."""
     seen, deadlocks = 0, database.deadlocks()
     for _ in range(10):
@@ -399,7 +399,7 @@ def test_point_14_an_id_that_is_too_long_is_an_error_and_the_longest_is_not(data
 
 
 @ON_MARIADB
-def test_a_table_that_ignores_case_gives_an_error_and_no_verdict_about_another_pledge(database: MariaDB) -> None:
+def test_a_case_insensitive_table_gives_an_error_and_never_another_pledges_verdict(database: MariaDB) -> None:
     connection, table, gid = database.connect(), f"avow.ci_{time.time_ns()}", new_gid("Order")
     database.do(connection, f"create table {table} like dtm_barrier.barrier")
     database.do(connection, f"alter table {table} convert to character set utf8mb4 collate utf8mb4_general_ci")

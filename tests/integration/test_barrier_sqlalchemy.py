@@ -56,9 +56,7 @@ def work(gid: str) -> Any:
 
 @ON_BLOCKING
 @pytest.mark.parametrize("source", ["engine", "connection", "session"])
-def test_a_transaction_of_its_own_commits_row_and_work_or_neither(
-    database: Database, engine: Engine, source: str
-) -> None:
+def test_a_barrier_transaction_commits_row_and_work_or_neither(database: Database, engine: Engine, source: str) -> None:
     committed, failed, late = new_gid(), new_gid(), new_gid()
     with engine.connect() as connection, Session(engine) as session:
         place: Any = {"engine": engine, "connection": connection, "session": session}[source]
@@ -114,7 +112,7 @@ def test_an_open_transaction_is_ongoing_and_the_pool_gets_its_connection_back(
 
 
 @ON_BLOCKING
-def test_what_begins_its_own_transaction_refuses_a_session_that_is_in_one(database: Database, engine: Engine) -> None:
+def test_a_barrier_transaction_refuses_a_session_that_is_in_one(database: Database, engine: Engine) -> None:
     with Session(engine) as session, engine.connect() as connection:
         for place in (session, connection):
             place.execute(text("select 1"))
@@ -127,9 +125,7 @@ def test_what_begins_its_own_transaction_refuses_a_session_that_is_in_one(databa
 
 
 @ON_BLOCKING
-def test_an_engine_that_commits_by_itself_answers_checkbacks_and_refuses_to_be_joined(
-    database: Database, engine: Engine
-) -> None:
+def test_an_engine_in_autocommit_answers_checkbacks_and_cannot_be_joined(database: Database, engine: Engine) -> None:
     gid, by_itself = new_gid(), engine.execution_options(isolation_level="AUTOCOMMIT")
     with pytest.raises(InvalidRequest, match="AUTOCOMMIT"), Barrier(gid).transaction(by_itself):
         pytest.fail("the block of a refused transaction ran")
@@ -160,7 +156,7 @@ def test_an_engine_of_a_higher_isolation_level_answers_checkbacks(
 
 
 @pytest.mark.parametrize(("kind", "driver"), [("sqlite", "pysqlite")])
-def test_an_engine_whose_listener_begins_transactions_is_understood(database: Database, engine: Engine) -> None:
+def test_an_engine_whose_listener_begins_transactions_works(database: Database, engine: Engine) -> None:
     """The recipe in SQLAlchemy's documents for SQLite."""
 
     @event.listens_for(engine, "connect")
@@ -190,7 +186,7 @@ def test_an_error_that_the_block_swallows_does_not_pass_for_a_commit(database: D
 
 
 @ON_BLOCKING
-def test_the_table_is_made_and_cleaned_up(database: Database, engine: Engine) -> None:
+def test_the_table_is_created_and_cleaned_up(database: Database, engine: Engine) -> None:
     table = f"barrier_{time.time_ns()}"
     create_table(engine, table=table)
     create_table(engine, table=table)
@@ -213,7 +209,7 @@ def run_async(database: Database, driver: str, scenario: Callable[[AsyncEngine],
 
 @ON_ASYNCIO
 @pytest.mark.parametrize("source", ["engine", "connection", "session"])
-def test_asyncio_a_transaction_of_its_own_commits_row_and_work_or_neither(
+def test_asyncio_a_barrier_transaction_commits_row_and_work_or_neither(
     database: Database, driver: str, source: str
 ) -> None:
     committed, failed, late = new_gid(), new_gid(), new_gid()
@@ -327,7 +323,7 @@ def test_asyncio_settings_of_the_connection_are_as_before(database: Database, dr
 
 
 @ON_ASYNCIO
-def test_asyncio_the_table_is_made_and_cleaned_up(database: Database, driver: str) -> None:
+def test_asyncio_the_table_is_created_and_cleaned_up(database: Database, driver: str) -> None:
     table = f"barrier_{time.time_ns()}"
 
     async def scenario(engine: AsyncEngine) -> None:

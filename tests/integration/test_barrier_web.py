@@ -94,7 +94,7 @@ FRAMEWORKS = pytest.mark.parametrize("framework", [in_starlette, in_fastapi, in_
 
 @ON_POSTGRESQL
 @FRAMEWORKS
-def test_each_verdict_has_its_status_and_its_word(database: Database, framework: Callable[[Any], Ask]) -> None:
+def test_each_verdict_has_its_status_and_its_text(database: Database, framework: Callable[[Any], Ask]) -> None:
     ask = framework(sql.checkback(database.connect))
     committed, open_one, holder = new_gid(), new_gid(), database.connect()
     with Barrier(committed).transaction(database.connect()):
@@ -109,7 +109,7 @@ def test_each_verdict_has_its_status_and_its_word(database: Database, framework:
 
 
 @FRAMEWORKS
-def test_an_error_is_no_verdict_and_its_text_is_logged_not_sent(
+def test_an_error_is_not_a_verdict_and_its_text_is_logged_but_not_sent(
     framework: Callable[[Any], Ask], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(question: Question) -> Verdict:
@@ -133,7 +133,7 @@ def test_an_error_is_no_verdict_and_its_text_is_logged_not_sent(
         {"gid": "g", "prepared_ms": "yesterday"},
     ],
 )
-def test_what_is_no_checkback_gets_no_verdict(
+def test_a_request_that_is_not_a_checkback_gets_no_verdict(
     framework: Callable[[Any], Ask], query: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "avow.barrier")
@@ -149,13 +149,13 @@ def test_what_is_no_checkback_gets_no_verdict(
 
 
 @FRAMEWORKS
-def test_what_is_not_a_verdict_is_not_passed_on(framework: Callable[[Any], Ask]) -> None:
+def test_a_result_that_is_not_a_verdict_is_not_passed_on(framework: Callable[[Any], Ask]) -> None:
     assert framework(lambda _: "SUCCESS")(query_of("g")) == (500, {"message": "no verdict: INVALID_REQUEST"})
     assert framework(lambda _: None)(query_of("g")) == (500, {"message": "no verdict: INVALID_REQUEST"})
 
 
 @pytest.mark.parametrize("framework", [in_flask, in_django])
-def test_an_asyncio_checkback_where_nobody_can_await_is_no_verdict(framework: Callable[[Any], Ask]) -> None:
+def test_an_asyncio_checkback_in_a_sync_framework_is_not_a_verdict(framework: Callable[[Any], Ask]) -> None:
     async def checkback(question: Question) -> Verdict:
         return Verdict.SUCCESS
 
@@ -164,7 +164,7 @@ def test_an_asyncio_checkback_where_nobody_can_await_is_no_verdict(framework: Ca
 
 @ON_POSTGRESQL
 @FRAMEWORKS
-def test_a_database_that_cannot_be_reached_is_no_verdict(database: Database, framework: Callable[[Any], Ask]) -> None:
+def test_an_unreachable_database_is_not_a_verdict(database: Database, framework: Callable[[Any], Ask]) -> None:
     engine = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
     assert framework(on_sqlalchemy.checkback(engine))(query_of(new_gid())) == (
         500,

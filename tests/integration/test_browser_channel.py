@@ -1,4 +1,4 @@
-"""The browser's module in a browser: a page that sends, commits, is cut off, resumes, and is told what is pending."""
+"""The module in a browser: a page that sends, commits, is cut off, resumes, and gets its pending messages back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Callable[..., Awaitable[Any]]
 
 @contextlib.asynccontextmanager
 async def pages() -> AsyncIterator[Run]:
-    """Runs an application of app.mjs in a page of its own."""
+    """Runs an application of app.mjs in a new page."""
     async with Files() as files, Chromium() as browser:
 
         async def run(application: str, **wanted: object) -> Any:
@@ -27,7 +27,7 @@ async def pages() -> AsyncIterator[Run]:
         yield run
 
 
-def test_two_thousand_messages_each_way_arrive_once_and_in_order_through_cuts() -> None:
+def test_2000_messages_each_way_arrive_once_and_in_order_despite_cuts() -> None:
     async def go() -> None:
         far = Far(count=COUNT)
         async with pages() as run, listening(far) as listener, proxied(listener, seed=1) as proxy:
@@ -57,7 +57,7 @@ def test_a_page_is_suspended_while_acks_are_withheld_and_resumes() -> None:
     asyncio.run(go())
 
 
-def test_a_page_whose_channel_is_forgotten_is_told_the_fate_of_every_pending_message() -> None:
+def test_a_page_whose_channel_is_forgotten_learns_the_outcome_of_every_pending_message() -> None:
     async def go() -> None:
         first, second = Far(ack_to=1), Far()
         async with pages() as run, listening(first) as old, listening(second) as new, proxied(old) as proxy:
@@ -94,7 +94,7 @@ def test_a_page_whose_channel_is_forgotten_is_told_the_fate_of_every_pending_mes
     asyncio.run(go())
 
 
-def test_a_page_without_a_connection_gives_up_and_has_everything_back() -> None:
+def test_a_page_without_a_connection_gives_up_and_gets_its_messages_back() -> None:
     async def go() -> None:
         far = Far()
         async with pages() as run, listening(far) as listener, proxied(listener) as proxy:
@@ -107,7 +107,7 @@ def test_a_page_without_a_connection_gives_up_and_has_everything_back() -> None:
     asyncio.run(go())
 
 
-def test_a_page_dials_at_once_when_it_is_online_or_seen_again() -> None:
+def test_a_page_reconnects_at_once_when_it_is_online_or_visible_again() -> None:
     async def go() -> None:
         far = Far()
         async with pages() as run, listening(far) as listener, proxied(listener) as proxy:

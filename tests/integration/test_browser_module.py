@@ -37,14 +37,14 @@ def node(script: str, *arguments: str, module: Path | None = None) -> Any:
 # ---------------------------------------------------------------------- the core
 
 
-def test_all_vectors_are_what_the_browsers_core_does() -> None:
+def test_the_browsers_core_follows_all_vectors() -> None:
     found = node("vectors.mjs", *map(str, VECTORS))
     assert found["differences"] == []
     assert found["vectors"] >= 60
 
 
 @pytest.mark.parametrize("mistake", MUTANTS)
-def test_the_vectors_notice_a_mistake(mistake: str, tmp_path: Path) -> None:
+def test_the_vectors_detect_an_error(mistake: str, tmp_path: Path) -> None:
     before, after = MUTANTS[mistake]
     source = browser.files()[MODULE][1].decode()
     assert source.count(before) == 1
@@ -64,12 +64,12 @@ def test_both_cores_understand_each_other_through_cuts_at_random(dials: str) -> 
 # ---------------------------------------------------------------------- the files
 
 
-def test_the_module_is_small_as_it_is_sent() -> None:
+def test_the_module_is_small_when_compressed() -> None:
     source = browser.files()[MODULE][1]
     assert len(gzip.compress(source, compresslevel=9, mtime=0)) + len(MODULE) + 1 <= SIZE_BYTES_MAX
 
 
-def test_the_files_have_content_types_that_browsers_take() -> None:
+def test_the_files_have_content_types_that_browsers_accept() -> None:
     found = {name: content_type for name, (content_type, _) in browser.files().items()}
     assert found == {
         "avow-channel.js": "text/javascript; charset=utf-8",
@@ -78,7 +78,7 @@ def test_the_files_have_content_types_that_browsers_take() -> None:
     }
 
 
-def test_the_types_name_what_the_module_has() -> None:
+def test_the_types_match_the_exports_of_the_module() -> None:
     types = re.sub(r"/\*\*.*?\*/", "", browser.files()["avow-channel.d.ts"][1].decode(), flags=re.DOTALL)
     real = node("names.mjs")
     promised = set(re.findall(r"^export (?:class|function) (\w+)", types, re.MULTILINE))
@@ -113,7 +113,7 @@ def test_messages_both_ways_survive_resets() -> None:
     asyncio.run(go())
 
 
-def test_hooks_may_take_their_time_and_may_fail() -> None:
+def test_hooks_may_be_slow_and_may_fail() -> None:
     async def go() -> None:
         far = Far()
         async with listening(far) as listener:
@@ -129,7 +129,7 @@ def test_hooks_may_take_their_time_and_may_fail() -> None:
     asyncio.run(go())
 
 
-def test_nothing_is_given_to_a_socket_whose_buffer_is_full() -> None:
+def test_nothing_is_sent_to_a_socket_whose_buffer_is_full() -> None:
     async def go() -> None:
         far = Far()
         async with listening(far) as listener:
@@ -142,7 +142,7 @@ def test_nothing_is_given_to_a_socket_whose_buffer_is_full() -> None:
     asyncio.run(go())
 
 
-def test_without_a_connection_it_gives_up_in_time_and_hands_back_everything() -> None:
+def test_without_a_connection_it_gives_up_in_time_and_returns_all_messages() -> None:
     async def go() -> None:
         far = Far()
         async with listening(far) as listener, proxied(listener) as proxy:
@@ -178,7 +178,7 @@ def test_a_channel_runs_over_webchannel_with_the_published_packages(package: str
 
 
 @pytest.mark.parametrize("package", ["firebase", "closure"])
-def test_over_webchannel_the_last_word_leaves_before_the_session_is_closed(package: str) -> None:
+def test_over_webchannel_the_end_frame_leaves_before_the_session_is_closed(package: str) -> None:
     async def go() -> None:
         far = Far(count=10)
         async with webchannels(far) as server:

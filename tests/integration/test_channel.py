@@ -44,7 +44,7 @@ async def until(predicate: Callable[[], object]) -> None:
 
 
 class Other:
-    """The accepting application: remembers what came, and acknowledges when it is told to."""
+    """The accepting application: records messages, and acknowledges on request."""
 
     def __init__(self, *, acks: bool = True) -> None:
         self.acks = acks
@@ -136,7 +136,7 @@ def test_a_commit_on_an_idle_channel_completes() -> None:
 # ---------------------------------------------------------------------- broken connections
 
 
-def test_resets_at_random_bytes_lose_double_and_reorder_nothing() -> None:
+def test_resets_at_random_bytes_lose_duplicate_and_reorder_nothing() -> None:
     async def scenario() -> None:
         found = await run_resets(messages=MESSAGES, resets=RESETS)
         assert found.sockets >= RESETS / 2
@@ -144,7 +144,7 @@ def test_resets_at_random_bytes_lose_double_and_reorder_nothing() -> None:
     run(scenario, timeout_s=LONG_S)
 
 
-def test_resets_before_a_whole_packet_got_through_do_not_stop_a_channel() -> None:
+def test_a_channel_survives_resets_before_any_whole_packet_arrived() -> None:
     async def scenario() -> None:
         other = Other()
         async with listening(other) as listener:
@@ -161,7 +161,7 @@ def test_resets_before_a_whole_packet_got_through_do_not_stop_a_channel() -> Non
     run(scenario, timeout_s=60.0)
 
 
-def test_a_silent_connection_is_noticed_and_the_channel_goes_on_over_another() -> None:
+def test_a_silent_connection_is_detected_and_the_channel_continues_on_another() -> None:
     async def scenario() -> None:
         other = Other()
         async with listening(other, patience=WATCHFUL) as listener, proxied(listener) as proxy:
@@ -181,7 +181,7 @@ def test_a_silent_connection_is_noticed_and_the_channel_goes_on_over_another() -
     run(scenario)
 
 
-def test_an_idle_channel_notices_a_silent_connection_too() -> None:
+def test_an_idle_channel_detects_a_silent_connection_too() -> None:
     async def scenario() -> None:
         other = Other()
         async with listening(other, patience=WATCHFUL) as listener, proxied(listener) as proxy:
@@ -194,7 +194,7 @@ def test_an_idle_channel_notices_a_silent_connection_too() -> None:
     run(scenario)
 
 
-def test_a_channel_goes_on_over_tls() -> None:
+def test_a_channel_resumes_over_tls() -> None:
     async def scenario() -> None:
         authority = trustme.CA()
         accepting, dialling = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
@@ -224,7 +224,7 @@ def test_withheld_acks_stop_a_fast_sender_and_bound_the_memory_of_both_ends() ->
     assert found.pending_bytes <= 9 * 1024 * 1024
 
 
-def test_both_ends_suspended_at_once_go_on_by_each_others_acks() -> None:
+def test_two_suspended_ends_are_resumed_by_each_others_acks() -> None:
     async def scenario() -> None:
         other = Other(acks=False)
         bounds = Bounds(pending_count=1_000)
@@ -303,10 +303,10 @@ def test_cancelling_the_wait_for_a_commit_does_not_cancel_it() -> None:
     run(scenario)
 
 
-# ---------------------------------------------------------------------- windows, tombstones, restarts
+# ---------------------------------------------------------------------- windows, ended channels, restarts
 
 
-def test_after_the_window_the_channel_has_expired_and_pending_is_handed_back() -> None:
+def test_after_the_window_the_channel_expires_and_pending_messages_are_returned() -> None:
     async def scenario() -> None:
         other = Other(acks=False)
         async with listening(other, window_s=0.3) as listener, proxied(listener) as proxy:
@@ -321,11 +321,11 @@ def test_after_the_window_the_channel_has_expired_and_pending_is_handed_back() -
             proxy.refusing = True
             proxy.reset_all()
             await until(lambda: listener.statistics()["detached"])
-            other.channel.ack_commit(1)  # said to nobody; the tombstone says it
+            other.channel.ack_commit(1)  # no socket sends it; the stored End carries it
             gone = await other.channel.wait_ended()
             assert gone is not None
             assert (gone.reason, [bytes(one.value) for one in gone.pending]) == ("EXPIRED", [b"never taken"])
-            assert listener.statistics()["expired"] == listener.statistics()["tombstones"] == 1
+            assert listener.statistics()["expired"] == listener.statistics()["ended"] == 1
             proxy.refusing = False
             failed = await channel.wait_ended()
             assert failed is not None
@@ -336,7 +336,7 @@ def test_after_the_window_the_channel_has_expired_and_pending_is_handed_back() -
     run(scenario)
 
 
-def test_nobody_there_for_the_senders_patience_hands_pending_back() -> None:
+def test_pending_messages_are_returned_when_the_sender_cannot_reconnect_in_time() -> None:
     async def scenario() -> None:
         other = Other(acks=False)
         listener = await listen(other.begin)
@@ -379,7 +379,7 @@ def test_a_restarted_listener_does_not_know_the_channel() -> None:
     run(scenario)
 
 
-def test_a_listener_that_closes_tells_its_channels() -> None:
+def test_a_listener_that_closes_ends_its_channels() -> None:
     async def scenario() -> None:
         other = Other(acks=False)
         listener = await listen(other.begin)
@@ -396,7 +396,7 @@ def test_a_listener_that_closes_tells_its_channels() -> None:
     run(scenario)
 
 
-def test_a_refusal_of_begin_reaches_who_dials() -> None:
+def test_a_refusal_of_begin_reaches_the_initiator() -> None:
     async def scenario() -> None:
         def refuse(channel: Channel) -> None:
             raise Forbidden("this application takes nobody")

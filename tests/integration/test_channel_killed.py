@@ -71,7 +71,7 @@ async def send_until_it_fails(channel: Channel, sent: list[int]) -> ChannelFaile
 
 
 @pytest.mark.parametrize(("restarted", "acked_min"), [(False, 500), (False, 5_000), (True, 2_000)])
-def test_what_a_killed_receiver_committed_and_what_is_handed_back_are_all_that_was_sent(
+def test_a_killed_receivers_commits_and_the_returned_messages_are_all_that_was_sent(
     tmp_path: Path, restarted: bool, acked_min: int
 ) -> None:
     path, sent = tmp_path / "committed", list[int]()
@@ -92,7 +92,7 @@ def test_what_a_killed_receiver_committed_and_what_is_handed_back_are_all_that_w
             assert handed_back == sent[acked_to:]
             committed = numbers_in(path)
             assert committed == sent[: len(committed)]
-            assert acked_to <= len(committed)  # more only by groups whose ack was not heard
+            assert acked_to <= len(committed)  # more only by groups whose ack did not arrive
             assert all(one.fate != "unsent" for one in failed.pending if one.number <= len(committed))
 
             again = await connect_channel(f"ws://127.0.0.1:{port}/")
@@ -105,7 +105,7 @@ def test_what_a_killed_receiver_committed_and_what_is_handed_back_are_all_that_w
 
 
 @pytest.mark.parametrize("received_min", [1, 1_000, 9_000])
-def test_what_a_killed_sender_had_stored_is_sent_again_by_its_next_run(tmp_path: Path, received_min: int) -> None:
+def test_messages_stored_by_a_killed_sender_are_resent_by_its_next_run(tmp_path: Path, received_min: int) -> None:
     path = tmp_path / "pending"
 
     async def scenario() -> None:
@@ -138,8 +138,8 @@ def test_what_a_killed_sender_had_stored_is_sent_again_by_its_next_run(tmp_path:
             str(path),
             stdout=asyncio.subprocess.PIPE,
         )
-        said, _ = await process.communicate()
-        resent, left = map(int, said.split())
+        output, _ = await process.communicate()
+        resent, left = map(int, output.split())
         assert (process.returncode, left) == (0, 0)
         second = seen[1]
         assert len(second) == resent

@@ -42,7 +42,7 @@ def cluster(peers: LocalCluster) -> LocalCluster:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_subscriber_is_handed_everything_once_though_peers_are_killed(cluster: LocalCluster, strategy: str) -> None:
+def test_a_subscriber_gets_everything_once_though_peers_are_killed(cluster: LocalCluster, strategy: str) -> None:
     async def work(cluster: LocalCluster, client: Client) -> None:
         queue = await create(client, f"subscribed-{strategy}", strategy)
         async with client.producer(queue) as producer, client.subscribe(queue, "s") as batches:
@@ -114,7 +114,7 @@ def test_members_share_the_lanes_and_none_is_read_twice_as_they_come_and_go(
 async def read_as_member(
     client: Client, queue: str, name: str, committed: list[int], unsure: list[int], stop: asyncio.Event
 ) -> None:
-    """What it could commit: a batch that was fenced is another member's, one that nobody answered for may be."""
+    """The messages it committed: a fenced batch belongs to another member, an unanswered one may."""
     async with client.subscribe(queue, "s", member=name) as batches:
         stopping = asyncio.create_task(stop.wait())
         while not stop.is_set():
@@ -160,7 +160,7 @@ def test_a_subscriber_that_does_not_commit_holds_no_more_than_the_limit(cluster:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_whoever_follows_gets_everything_once_though_peers_are_killed(cluster: LocalCluster, strategy: str) -> None:
+def test_following_returns_everything_once_though_peers_are_killed(cluster: LocalCluster, strategy: str) -> None:
     async def follow(client: Client, queue: str, count: int) -> dict[int, list[int]]:
         found: dict[int, list[int]] = defaultdict(list)
         async for batch in client.queue(queue).follow():
@@ -184,7 +184,7 @@ def test_whoever_follows_gets_everything_once_though_peers_are_killed(cluster: L
     run(cluster, work)
 
 
-def test_an_observer_hears_of_a_record_of_who_stored_it_and_of_its_commit_in_this_order(cluster: LocalCluster) -> None:
+def test_an_observer_sees_a_record_then_who_stored_it_then_its_commit(cluster: LocalCluster) -> None:
     async def work(cluster: LocalCluster, client: Client) -> None:
         queue = await create(client, "observed", "pub-sub")
         events = client.observe(queue)
@@ -209,7 +209,7 @@ def test_an_observer_hears_of_a_record_of_who_stored_it_and_of_its_commit_in_thi
     run(cluster, work)
 
 
-def test_a_channel_as_it_is_carries_what_the_wire_says(cluster: LocalCluster) -> None:
+def test_a_raw_channel_carries_the_documented_wire_format(cluster: LocalCluster) -> None:
     async def work(cluster: LocalCluster, client: Client) -> None:
         queue = await create(client, "plain", lanes=1)
         await client.queue(queue).enqueue(b"hello")

@@ -45,7 +45,7 @@ def run(cluster: LocalCluster, work: Callable[[Client], Awaitable[None]], *, tim
 
 
 class Load:
-    """Writers that write one after the other, each its own numbered messages, until told to stop."""
+    """Sequential writers, each with its own numbered messages, until they are stopped."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -123,7 +123,7 @@ def test_the_life_of_a_queue(three: LocalCluster) -> None:
     run(three, work)
 
 
-def test_of_two_writers_with_the_same_expectation_one_wins_every_time(three: LocalCluster) -> None:
+def test_one_of_two_writers_with_the_same_expected_version_wins(three: LocalCluster) -> None:
     async def add_one(queue: Queue, wins: list[int]) -> None:
         expected = 0
         while expected < 30:
@@ -171,7 +171,7 @@ def test_a_transaction_is_visible_whole_or_not_at_all(three: LocalCluster) -> No
     run(three, work)
 
 
-def test_parts_that_count_are_published_once_and_attempts_that_were_given_up_are_dropped(three: LocalCluster) -> None:
+def test_named_parts_are_published_once_and_abandoned_attempts_are_dropped(three: LocalCluster) -> None:
     async def work(client: Client) -> None:
         await client.create_queue("parted", lanes=2)
         queue = client.queue("parted")
@@ -214,7 +214,7 @@ def test_parts_that_are_discarded_leave_the_name_free(three: LocalCluster) -> No
     run(three, work)
 
 
-def test_a_subscriber_goes_on_where_it_committed(three: LocalCluster) -> None:
+def test_a_subscriber_continues_where_it_committed(three: LocalCluster) -> None:
     async def work(client: Client) -> None:
         await client.create_queue("followed", lanes=2)
         queue = client.queue("followed")
@@ -250,7 +250,7 @@ def test_the_blocking_client_does_the_same(three: LocalCluster) -> None:
         assert queue.cursor("s")[0] > 0
 
 
-def test_the_blocking_client_repeats_forgets_and_follows_by_the_page(three: LocalCluster) -> None:
+def test_the_blocking_client_retries_forgets_and_follows_page_by_page(three: LocalCluster) -> None:
     with avow.connect_blocking(three.addresses) as client:
         client.create_queue("faces")
         queue = client.queue("faces")
@@ -286,7 +286,7 @@ def test_blocking_producers_and_subscriptions_open_and_close_without_a_block(thr
         assert (batch.values(), subscription.subscriber, subscription.member) == ([b"1"], "s", "")
 
 
-def test_a_blocking_observer_sees_what_peers_of_a_pubsub_queue_tell_each_other(three: LocalCluster) -> None:
+def test_a_blocking_observer_sees_what_peers_of_a_pubsub_queue_send_each_other(three: LocalCluster) -> None:
     with avow.connect_blocking(three.addresses) as client:
         client.create_queue("events", strategy="pub-sub")
         queue, over = client.queue("events"), threading.Event()
@@ -344,7 +344,7 @@ def test_pub_sub_writes_through_surviving_peers_are_never_refused(whole: LocalCl
     run(whole, work)
 
 
-def test_a_paused_coordinator_is_left_and_nothing_is_written_twice(whole: LocalCluster) -> None:
+def test_a_paused_coordinator_is_replaced_and_nothing_is_written_twice(whole: LocalCluster) -> None:
     async def work(client: Client) -> None:
         await client.create_queue("paused")
         load = Load(client.queue("paused"))
@@ -409,7 +409,7 @@ client.close()
 """
 
 
-def test_an_interrupted_follow_ends_and_its_client_goes_on(three: LocalCluster) -> None:
+def test_an_interrupted_follow_ends_and_its_client_stays_usable(three: LocalCluster) -> None:
     async def work(client: Client) -> None:
         await client.create_queue("interrupted")
         await client.queue("interrupted").enqueue(b"one")

@@ -74,7 +74,7 @@ async def amount(engine: AsyncEngine) -> int:
         return int((await connection.execute(text("select amount from accounts"))).scalar_one())
 
 
-def test_work_and_message_happen_together_on_an_async_engine(tmp_path: Path, desk: Desk) -> None:
+def test_work_and_message_are_atomic_on_an_async_engine(tmp_path: Path, desk: Desk) -> None:
     async def work() -> None:
         async with bank(tmp_path, desk) as (client, engine, service):
             pledge = client.pledge(wait_result=True).call(service.url + "/in", {"amount": 30})
@@ -161,7 +161,7 @@ def test_a_joined_async_session_that_was_rolled_back_delivers_nothing(tmp_path: 
     run(work)
 
 
-def test_what_blocks_the_event_loop_is_refused_before_anything_is_sent(desk: Desk) -> None:
+def test_a_blocking_source_is_refused_before_anything_is_sent(desk: Desk) -> None:
     import sqlite3
 
     async def work() -> None:
@@ -174,7 +174,7 @@ def test_what_blocks_the_event_loop_is_refused_before_anything_is_sent(desk: Des
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_redis_has_no_transactions_to_open_but_do_and_submit(desk: Desk, redis_server: Server) -> None:
+def test_redis_supports_only_do_and_submit(desk: Desk, redis_server: Server) -> None:
     async def work() -> None:
         async with redis.asyncio.from_url(redis_server.dsn) as stock, await avow.connect(desk.url) as client:
             with pytest.raises(InvalidRequest, match="do_and_submit"):
@@ -204,7 +204,7 @@ def selling(stock: Any, key: str) -> Callable[[redis_barrier.AsyncBarrier], Awai
     return sell
 
 
-def test_a_script_of_redis_and_a_message_happen_together(desk: Desk, redis_server: Server) -> None:
+def test_a_redis_script_and_a_message_are_atomic(desk: Desk, redis_server: Server) -> None:
     async def work() -> None:
         async with shop(desk, redis_server, "{a}-together", 1) as (client, stock, service):
             checkback, sell = service.url + "/checkback", selling(stock, "{a}-together")

@@ -1,4 +1,4 @@
-"""Pledges of the blocking client: what a caller is told, whatever fails on the way."""
+"""Pledges of the blocking client: the outcome that a caller gets, whatever fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from avow.errors import Busy, ContentDiffers, Forbidden, InvalidRequest
 # --------------------------------------------------------------------------------------------- it goes well
 
 
-def test_work_and_message_happen_together(client: BlockingClient, bank: Bank, service: Service, checkback: str) -> None:
+def test_work_and_message_are_atomic(client: BlockingClient, bank: Bank, service: Service, checkback: str) -> None:
     pledge = pledge_of(client, service)
     with pledge.transaction(bank.engine, checkback=checkback) as connection:
         connection.execute(WITHDRAW)
@@ -46,7 +46,7 @@ def test_work_and_message_happen_together(client: BlockingClient, bank: Bank, se
     assert service.asked == 0
 
 
-def test_who_waits_for_the_result_is_told_that_it_is_delivered(
+def test_a_caller_waiting_for_the_result_learns_that_it_is_delivered(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service, wait_result=True)
@@ -56,7 +56,7 @@ def test_who_waits_for_the_result_is_told_that_it_is_delivered(
     assert delivered_once(service, pledge.gid)
 
 
-def test_what_the_work_returned_is_in_the_outcome(
+def test_the_outcome_has_the_return_value_of_the_work(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     outcome = pledge_of(client, service).do_and_submit_db(bank.engine, lambda _: 7, checkback=checkback)
@@ -64,7 +64,7 @@ def test_what_the_work_returned_is_in_the_outcome(
     assert outcome.result == 7
 
 
-def test_a_session_and_a_connection_can_be_given_too(
+def test_a_session_or_a_connection_is_accepted_too(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     with Session(bank.engine) as session, pledge_of(client, service).transaction(session, checkback=checkback) as same:
@@ -78,7 +78,7 @@ def test_a_session_and_a_connection_can_be_given_too(
     wait_until(lambda: len(service.calls) == 2)
 
 
-def test_a_plain_connection_of_sqlite3_can_be_given_too(
+def test_a_plain_connection_of_sqlite3_is_accepted_too(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     with (
@@ -103,7 +103,7 @@ def test_a_plain_message_needs_no_transaction(client: BlockingClient, desk: Desk
 # ------------------------------------------------------------------------------------------------ it fails
 
 
-def test_an_error_of_the_work_comes_out_and_nothing_is_delivered(
+def test_an_error_of_the_work_is_raised_and_nothing_is_delivered(
     client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
@@ -117,7 +117,7 @@ def test_an_error_of_the_work_comes_out_and_nothing_is_delivered(
     assert not service.calls
 
 
-def test_an_error_of_the_work_is_a_value_of_do_and_submit(
+def test_do_and_submit_returns_an_error_of_the_work(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     def work(connection: Any) -> None:
@@ -142,7 +142,7 @@ def test_without_a_coordinator_nothing_is_done(
     assert pledge.outcome is None
 
 
-def test_a_prepare_whose_answer_was_lost_is_repeated(
+def test_a_prepare_whose_answer_was_lost_is_retried(
     client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
 ) -> None:
     desk.faults["prepare"] = ["act and drop", "drop", Busy("wait")]
@@ -155,7 +155,7 @@ def test_a_prepare_whose_answer_was_lost_is_repeated(
 # ------------------------------------------------------------------------- committed, and something fails then
 
 
-def test_point_13_a_submit_that_nobody_hears_is_committed_and_pending_not_failed(
+def test_point_13_an_unanswered_submit_is_committed_and_pending_not_failed(
     client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
 ) -> None:
     desk.faults["submit"] = ["drop"] * 100
@@ -181,7 +181,7 @@ def test_a_submit_whose_answer_was_lost_delivers_once(
     assert len(service.calls) == 1
 
 
-def test_point_13_a_branch_that_fails_is_told_as_pending_while_delivery_goes_on(
+def test_point_13_a_failing_branch_is_reported_as_pending_while_delivery_continues(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     service.answers = [500, 409, 425]
@@ -193,7 +193,9 @@ def test_point_13_a_branch_that_fails_is_told_as_pending_while_delivery_goes_on(
     wait_until(lambda: isinstance(pledge.current(), Delivered))
 
 
-def test_a_delayed_pledge_says_so(client: BlockingClient, bank: Bank, service: Service, checkback: str) -> None:
+def test_a_delayed_pledge_is_reported_as_delayed(
+    client: BlockingClient, bank: Bank, service: Service, checkback: str
+) -> None:
     pledge = pledge_of(client, service, wait_result=True, delay_s=600.0)
     outcome = pledge.do_and_submit_db(bank.engine, withdraw_by, checkback=checkback)
     assert isinstance(outcome, CommittedPending)
@@ -201,7 +203,7 @@ def test_a_delayed_pledge_says_so(client: BlockingClient, bank: Bank, service: S
     assert not service.calls
 
 
-def test_one_that_a_person_stopped_is_told_as_stopped(
+def test_a_manually_stopped_pledge_is_reported_as_stopped(
     client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
@@ -216,9 +218,7 @@ def test_one_that_a_person_stopped_is_told_as_stopped(
 # --------------------------------------------------------------------------------------------------- requests
 
 
-def test_an_abort_cannot_kill_what_committed(
-    client: BlockingClient, bank: Bank, service: Service, checkback: str
-) -> None:
+def test_an_abort_cannot_undo_a_commit(client: BlockingClient, bank: Bank, service: Service, checkback: str) -> None:
     pledge = pledge_of(client, service)
     pledge.prepare(checkback)
     with closing(sqlite3.connect(bank.path)) as connection, sql.Barrier(pledge.gid).transaction(connection):
@@ -227,7 +227,9 @@ def test_an_abort_cannot_kill_what_committed(
     wait_until(lambda: delivered_once(service, pledge.gid))
 
 
-def test_an_abort_of_what_never_began_rolls_back(client: BlockingClient, service: Service, checkback: str) -> None:
+def test_an_abort_before_the_transaction_began_rolls_back(
+    client: BlockingClient, service: Service, checkback: str
+) -> None:
     pledge = pledge_of(client, service)
     pledge.prepare(checkback)
     assert isinstance(pledge.abort(), RolledBack)
@@ -246,13 +248,13 @@ def test_a_pledge_that_was_sent_cannot_be_changed(client: BlockingClient, servic
         pledge.call(service.url + "/in")
 
 
-def test_headers_go_with_the_branch(client: BlockingClient, service: Service) -> None:
+def test_headers_are_sent_with_the_branch(client: BlockingClient, service: Service) -> None:
     client.pledge().call(service.url + "/in", {}, headers={"X-Tenant": "7"}).submit()
     wait_until(lambda: len(service.calls) == 1)
     assert service.headers[0]["x-tenant"] == "7"
 
 
-def test_a_source_of_asyncio_is_refused_before_anything_is_sent(
+def test_an_asyncio_source_is_refused_before_anything_is_sent(
     client: BlockingClient, desk: Desk, service: Service
 ) -> None:
     from sqlalchemy.ext.asyncio import create_async_engine

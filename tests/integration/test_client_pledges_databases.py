@@ -47,7 +47,7 @@ def status_of(desk: Desk, gid: str) -> str:
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["before the commit", "after the commit"])
-def test_a_database_that_was_killed_is_asked_when_it_is_back(bank: tuple[Server, Engine], committed: bool) -> None:
+def test_a_killed_database_is_queried_when_it_is_back(bank: tuple[Server, Engine], committed: bool) -> None:
     server, engine = bank
     with (
         Desk() as desk,

@@ -51,7 +51,7 @@ class CommitFails:
         raise OSError("the connection was lost during commit")
 
 
-def test_a_commit_that_failed_and_did_not_happen_comes_out_as_it_is(
+def test_a_failed_commit_that_did_not_happen_is_raised_unchanged(
     client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
@@ -67,7 +67,7 @@ def test_a_commit_that_failed_and_did_not_happen_comes_out_as_it_is(
     assert not service.calls
 
 
-def test_a_commit_that_failed_and_did_happen_is_delivered_and_no_error(
+def test_a_failed_commit_that_did_happen_is_delivered_without_an_error(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
@@ -79,7 +79,7 @@ def test_a_commit_that_failed_and_did_happen_is_delivered_and_no_error(
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_do_and_submit_says_which_of_the_two_it_was(
+def test_do_and_submit_reports_which_of_the_two_happened(
     client: BlockingClient, bank: Bank, service: Service, checkback: str, after: bool
 ) -> None:
     with CommitFails(bank.engine, after=after):
@@ -88,7 +88,7 @@ def test_do_and_submit_says_which_of_the_two_it_was(
     assert bank.amount == (70 if after else 100)
 
 
-def test_a_commit_that_nobody_can_ask_about_is_unknown_and_the_checkback_finds_out(
+def test_a_commit_with_an_unreachable_database_is_unknown_until_the_checkback(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     def unreachable(_: object) -> Any:
@@ -107,7 +107,7 @@ def test_a_commit_that_nobody_can_ask_about_is_unknown_and_the_checkback_finds_o
     assert bank.amount == 70
 
 
-def test_a_block_that_committed_by_itself_and_then_raised_is_delivered(
+def test_a_block_that_committed_itself_and_then_raised_is_delivered(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
@@ -118,7 +118,7 @@ def test_a_block_that_committed_by_itself_and_then_raised_is_delivered(
     wait_until(lambda: delivered_once(service, pledge.gid))
 
 
-def test_a_checkback_that_came_first_makes_the_transaction_fail(
+def test_a_checkback_before_the_transaction_makes_it_fail(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)

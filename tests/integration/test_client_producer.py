@@ -16,7 +16,7 @@ from avow.errors import InvalidRequest, TooLarge
 # ---------------------------------------------------------------------- as long as all is well
 
 
-def test_messages_of_one_turn_are_one_record_and_a_commit_says_that_they_are_in_the_queue() -> None:
+def test_messages_of_one_turn_are_one_record_and_a_commit_confirms_them() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             await send(producer, 0, 100, turns=False)
@@ -32,7 +32,7 @@ def test_messages_of_one_turn_are_one_record_and_a_commit_says_that_they_are_in_
     assert written_over_http(cluster) == 0
 
 
-def test_the_end_of_the_block_commits_what_was_sent_in_it() -> None:
+def test_the_end_of_the_block_commits_its_messages() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             await send(producer, 0, 10)
@@ -50,7 +50,7 @@ def test_the_end_of_the_block_commits_what_was_sent_in_it() -> None:
     assert everything(run(work)) == numbers(0, 11)
 
 
-def test_keys_headers_and_times_arrive_and_lanes_are_chosen_by_key_by_name_or_in_turn() -> None:
+def test_keys_headers_and_times_arrive_and_lanes_follow_key_name_or_rotation() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             await producer.send(b"a", key=b"k", headers={"h": b"x"}, time_ms=7)
@@ -77,7 +77,7 @@ def test_keys_headers_and_times_arrive_and_lanes_are_chosen_by_key_by_name_or_in
     run(work, lanes=3)
 
 
-def test_a_producer_is_suspended_at_its_limit_and_goes_on_when_acknowledged() -> None:
+def test_a_producer_is_suspended_at_its_limit_and_resumes_when_acknowledged() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q", pending_count=64) as producer:
             server = cluster.peer(1).channels
@@ -94,7 +94,7 @@ def test_a_producer_is_suspended_at_its_limit_and_goes_on_when_acknowledged() ->
     assert everything(run(work)) == numbers(0, 200)
 
 
-def test_acknowledgements_come_without_a_commit_of_the_application() -> None:
+def test_acknowledgements_arrive_without_a_commit_of_the_application() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q", pending_count=64) as producer:
             await send(producer, 0, 60)
@@ -103,7 +103,7 @@ def test_acknowledgements_come_without_a_commit_of_the_application() -> None:
     run(work)
 
 
-def test_an_empty_commit_returns_and_giving_up_a_wait_changes_nothing() -> None:
+def test_an_empty_commit_returns_and_cancelling_a_wait_changes_nothing() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             await producer.commit()
@@ -122,7 +122,7 @@ def test_an_empty_commit_returns_and_giving_up_a_wait_changes_nothing() -> None:
 # ---------------------------------------------------------------------- channels that fail
 
 
-def test_a_lost_socket_is_resumed_at_the_same_peer_and_nothing_is_asked() -> None:
+def test_a_lost_socket_is_resumed_at_the_same_peer_without_lookups() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             for start in range(0, 200, 20):
@@ -136,7 +136,7 @@ def test_a_lost_socket_is_resumed_at_the_same_peer_and_nothing_is_asked() -> Non
     assert written_over_http(cluster) == 0
 
 
-def test_a_peer_that_dies_after_it_took_what_it_did_not_acknowledge_doubles_nothing() -> None:
+def test_a_peer_that_dies_before_it_acknowledges_writes_duplicates_nothing() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             server = cluster.peer(1).channels
@@ -153,7 +153,7 @@ def test_a_peer_that_dies_after_it_took_what_it_did_not_acknowledge_doubles_noth
     assert written_over_http(cluster) >= 30
 
 
-def test_a_peer_that_dies_with_what_it_was_given_loses_nothing_and_order_holds_in_each_lane() -> None:
+def test_a_peer_that_dies_before_it_writes_loses_nothing_and_lanes_keep_their_order() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             taken = 0
@@ -180,7 +180,7 @@ def test_a_peer_that_dies_with_what_it_was_given_loses_nothing_and_order_holds_i
     ("code", "name"),
     [(EndCode.GOING, ""), (EndCode.EXPIRED, ""), (EndCode.REFUSED, "OFFLINE"), (EndCode.ABORTED, "")],
 )
-def test_an_end_that_another_peer_makes_up_for_is_not_heard_of(code: EndCode, name: str) -> None:
+def test_an_end_is_not_reported_when_another_peer_takes_over(code: EndCode, name: str) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             cluster.peer(1).channels.acks = False
@@ -194,7 +194,7 @@ def test_an_end_that_another_peer_makes_up_for_is_not_heard_of(code: EndCode, na
     assert everything(run(work)) == numbers(0, 20)
 
 
-def test_a_restarted_peer_that_does_not_know_the_channel_is_no_reason_to_fail() -> None:
+def test_a_producer_survives_a_restarted_peer_that_does_not_know_the_channel() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             cluster.peer(1).channels.acks = False
@@ -207,7 +207,7 @@ def test_a_restarted_peer_that_does_not_know_the_channel_is_no_reason_to_fail() 
     assert everything(run(work)) == numbers(0, 20)
 
 
-def test_a_peer_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_connection, "SILENT_S", 0.2)
 
     async def work(cluster: ScriptedCluster, client: Client) -> None:
@@ -238,7 +238,7 @@ def test_an_idle_producer_opens_its_next_channel_when_it_needs_one() -> None:
 # ---------------------------------------------------------------------- pub-sub
 
 
-def test_a_pub_sub_record_is_bound_to_the_lane_of_the_peer_it_is_given_to() -> None:
+def test_a_pub_sub_record_is_bound_to_the_lane_of_the_peer_it_is_sent_to() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             await send(producer, 0, 10)
@@ -273,7 +273,7 @@ def test_records_in_a_dead_peers_lane_stay_there_and_the_others_go_to_another_la
     assert elsewhere == [numbers(7, 30)]
 
 
-def test_a_lane_that_ends_while_its_peer_lives_is_left_for_the_next() -> None:
+def test_a_lane_that_ends_while_its_peer_lives_is_replaced_by_the_next() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             await send(producer, 0, 5)

@@ -44,7 +44,7 @@ def cluster(peers: LocalCluster) -> LocalCluster:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_message_is_in_the_queue_once_and_in_order_though_the_producers_peer_is_killed(
+def test_messages_are_queued_once_and_in_order_though_the_producers_peer_is_killed(
     cluster: LocalCluster, strategy: str
 ) -> None:
     async def work(cluster: LocalCluster, client: Client) -> None:
@@ -67,7 +67,7 @@ def test_every_message_is_in_the_queue_once_and_in_order_though_the_producers_pe
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_peer_that_stands_still_is_left_and_what_it_does_when_it_wakes_up_doubles_nothing(
+def test_a_paused_peer_is_abandoned_and_duplicates_nothing_when_it_resumes(
     cluster: LocalCluster, strategy: str
 ) -> None:
     async def work(cluster: LocalCluster, client: Client) -> None:
@@ -89,7 +89,7 @@ def test_a_peer_that_stands_still_is_left_and_what_it_does_when_it_wakes_up_doub
     run(cluster, work)
 
 
-def test_resets_at_random_bytes_lose_and_double_nothing(cluster: LocalCluster) -> None:
+def test_resets_at_random_bytes_lose_and_duplicate_nothing(cluster: LocalCluster) -> None:
     rng = random.Random(8)
 
     async def go() -> None:
@@ -123,7 +123,7 @@ def cut_off(client: Client, url: str) -> None:
     client._cluster.at = lambda _: None  # type: ignore[method-assign,assignment,misc]
 
 
-def test_when_the_cluster_is_gone_what_was_not_committed_is_handed_back_and_together_it_is_everything(
+def test_without_a_cluster_uncommitted_messages_are_returned_and_none_is_missing(
     cluster: LocalCluster,
 ) -> None:
     async def produce(cluster: LocalCluster, client: Client) -> tuple[int, ChannelFailed]:
@@ -175,7 +175,7 @@ async def outcome(client: Client, write_id: bytes) -> bool:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_program_that_is_killed_goes_on_from_its_store_and_each_message_is_in_the_queue_once(
+def test_a_killed_program_resumes_from_its_store_and_each_message_is_queued_once(
     cluster: LocalCluster, strategy: str, tmp_path: Path
 ) -> None:
     async def work(cluster: LocalCluster, client: Client) -> None:
@@ -198,7 +198,7 @@ def program(cluster: LocalCluster, queue: str, store: Path, first: int, last: in
 
 
 def live_and_die(cluster: LocalCluster, queue: str, store: Path, first: int, count: int) -> int:
-    """The last number that the program said it had sent when it was killed."""
+    """The last number that the program reported as sent before it was killed."""
     sent = -1
     with program(cluster, queue, store, first, first + 100_000) as process:
         assert process.stdout is not None
@@ -217,7 +217,7 @@ def settle(cluster: LocalCluster, queue: str, store: Path) -> None:
     assert process.returncode == 0
 
 
-def test_blocking_producers_and_subscribers_do_what_their_twins_do(cluster: LocalCluster) -> None:
+def test_blocking_producers_and_subscribers_do_the_same_as_async_ones(cluster: LocalCluster) -> None:
     with avow.connect_blocking(cluster.addresses) as client:
         client.create_queue("blocking", lanes=2)
         with client.producer("blocking") as producer:
@@ -249,7 +249,7 @@ def test_blocking_producers_and_subscribers_do_what_their_twins_do(cluster: Loca
                 list(first)
 
 
-def test_a_blocking_producer_that_fails_hands_back_also_what_it_was_given_meanwhile() -> None:
+def test_a_failing_blocking_producer_also_returns_messages_sent_meanwhile() -> None:
     with LocalCluster(1) as cluster, avow.connect_blocking(cluster.addresses, timeout_s=3.0) as client:
         client.create_queue("q")
 

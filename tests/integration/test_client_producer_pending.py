@@ -1,4 +1,4 @@
-"""What a producer hands back, and what its store keeps for the next run."""
+"""The messages that a producer returns, and those that its store keeps for the next run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from avow.client.client import Client
 from avow.errors import ChannelFailed, DiskFull, Forbidden, InvalidRequest, Offline, UnknownQueue
 
 
-def test_when_nobody_is_left_everything_that_is_not_known_to_be_in_the_queue_is_handed_back() -> None:
+def test_without_a_peer_all_messages_not_known_to_be_queued_are_returned() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         producer = client.producer("q")
 
@@ -48,7 +48,7 @@ def test_when_nobody_is_left_everything_that_is_not_known_to_be_in_the_queue_is_
     assert everything(run(work, timeout_s=0.5)) == numbers(0, 5)
 
 
-def test_a_refusal_for_good_is_raised_once_what_may_have_happened_is_settled() -> None:
+def test_a_permanent_refusal_is_raised_once_uncertain_writes_are_decided() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async def produce() -> None:
             async with client.producer("q") as producer:
@@ -70,7 +70,7 @@ def test_a_refusal_for_good_is_raised_once_what_may_have_happened_is_settled() -
     run(work)
 
 
-def test_a_queue_that_is_not_there_and_a_peer_that_refuses_are_told_at_the_beginning() -> None:
+def test_a_missing_queue_or_a_refusing_peer_is_reported_at_the_start() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         with pytest.raises(UnknownQueue):
             async with client.producer("nowhere"):
@@ -86,7 +86,7 @@ def test_a_queue_that_is_not_there_and_a_peer_that_refuses_are_told_at_the_begin
     run(work)
 
 
-def test_closing_the_client_tells_who_waits_for_a_commit() -> None:
+def test_closing_the_client_ends_waits_for_a_commit_with_an_error() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         cluster.peer(1).channels.acks = False
         producer = client.producer("q")
@@ -102,7 +102,7 @@ def test_closing_the_client_tells_who_waits_for_a_commit() -> None:
 
 
 @pytest.mark.parametrize("pubsub", [False, True])
-def test_the_next_run_settles_what_the_store_holds_before_it_goes_on(tmp_path: Path, pubsub: bool) -> None:
+def test_the_next_run_first_resolves_the_messages_in_the_store(tmp_path: Path, pubsub: bool) -> None:
     path = tmp_path / "pending"
 
     async def first(cluster: ScriptedCluster, client: Client) -> None:
@@ -135,7 +135,7 @@ def test_the_next_run_settles_what_the_store_holds_before_it_goes_on(tmp_path: P
     store.close()
 
 
-def test_what_fails_to_be_settled_stays_in_the_store_and_is_handed_back() -> None:
+def test_unresolved_messages_stay_in_the_store_and_are_returned() -> None:
     store = MemoryStore()
 
     async def work(cluster: ScriptedCluster, client: Client) -> None:
@@ -162,7 +162,7 @@ def test_what_fails_to_be_settled_stays_in_the_store_and_is_handed_back() -> Non
     assert len(store.load()) == 1
 
 
-def test_a_store_that_cannot_keep_a_message_ends_the_producer_and_the_message_is_handed_back() -> None:
+def test_a_failing_store_ends_the_producer_and_the_message_is_returned() -> None:
     class Full(MemoryStore):
         def append(self, number: int, values: object) -> None:
             raise DiskFull("no room; nothing was stored")

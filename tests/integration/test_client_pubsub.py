@@ -1,4 +1,4 @@
-"""Writes to pub-sub queues against scripted peers: each batch in exactly one lane, whoever dies."""
+"""Writes to pub-sub queues against scripted peers: each batch in exactly one lane, whichever peer dies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
-from tests.integration.test_client_two_phase import tell_writes
+from tests.integration.test_client_two_phase import script_writes
 from tests.scripted_cluster import ScriptedCluster
 
 import avow
@@ -69,7 +69,7 @@ def test_a_name_that_is_escaped_in_a_path_is_written_to(name: str) -> None:
     run(work)
 
 
-def test_a_lane_that_ended_is_left_for_the_current_one() -> None:
+def test_an_ended_lane_is_replaced_by_the_current_one() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"1")
@@ -81,12 +81,12 @@ def test_a_lane_that_ended_is_left_for_the_current_one() -> None:
     assert everything(run(work)) == [b"1", b"2"]
 
 
-def test_a_peer_that_dies_refuses_nobody_and_new_writes_go_on_at_once() -> None:
+def test_a_dead_peer_causes_no_refusal_and_new_writes_continue_at_once() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
         await cluster.peer(1).kill()
-        lost = queue.send(b"1")  # leaves before this client has heard of the death
+        lost = queue.send(b"1")  # leaves before this client knows of the death
         await asyncio.sleep(0.01)
         done = await queue.enqueue(b"2")
         assert done.lane == 12
@@ -97,11 +97,11 @@ def test_a_peer_that_dies_refuses_nobody_and_new_writes_go_on_at_once() -> None:
     assert sorted(everything(run(work))) == [b"0", b"1", b"2"]
 
 
-def test_a_lost_answer_is_repeated_in_the_same_lane_while_its_peer_lives() -> None:
+def test_a_write_without_an_answer_is_retried_in_its_lane_while_its_peer_lives() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes("act and drop")
+        cluster.peer(1).script = script_writes("act and drop")
         waiting = queue.send(b"1")
         await asyncio.sleep(0)
         assert (await waiting).lane == 11
@@ -109,11 +109,11 @@ def test_a_lost_answer_is_repeated_in_the_same_lane_while_its_peer_lives() -> No
     assert everything(run(work)) == [b"0", b"1"]
 
 
-def test_what_became_of_a_write_of_a_dead_peer_is_asked_of_the_others() -> None:
+def test_the_outcome_of_a_write_at_a_dead_peer_is_looked_up_at_the_others() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         lost = queue.send(b"1")
         await noticed(queue, lost)
         await cluster.peer(1).kill()
@@ -125,11 +125,11 @@ def test_what_became_of_a_write_of_a_dead_peer_is_asked_of_the_others() -> None:
     assert sorted(everything(run(work))) == [b"0", b"1", b"2"]
 
 
-def test_a_write_that_is_known_not_to_be_in_the_dead_peers_lane_is_written_elsewhere_once() -> None:
+def test_a_write_missing_from_the_dead_peers_lane_is_written_elsewhere_once() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(then="drop")
+        cluster.peer(1).script = script_writes(then="drop")
         lost = queue.send(b"1")
         await noticed(queue, lost)
         await cluster.peer(1).kill()
@@ -140,11 +140,11 @@ def test_a_write_that_is_known_not_to_be_in_the_dead_peers_lane_is_written_elsew
     assert sorted(everything(run(work))) == [b"0", b"1"]
 
 
-def test_while_nobody_can_know_the_write_is_not_written_elsewhere_and_ends_unknown_with_its_lane() -> None:
+def test_an_undecidable_write_is_not_written_elsewhere_and_ends_unknown_with_its_lane() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(then="drop")
+        cluster.peer(1).script = script_writes(then="drop")
         with pytest.raises(Unknown) as caught:
             await queue.enqueue(b"1")
         assert caught.value.__dict__["lane"] == 11
@@ -153,18 +153,18 @@ def test_while_nobody_can_know_the_write_is_not_written_elsewhere_and_ends_unkno
     assert everything(run(work, timeout_s=1.0)) == [b"0"]
 
 
-def test_a_definite_refusal_of_one_peer_is_no_refusal_of_the_queue() -> None:
+def test_a_definite_refusal_of_one_peer_does_not_refuse_the_write() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("p")
-        cluster.peer(1).script = tell_writes(then=Offline("no quorum here"))
-        cluster.peer(2).script = tell_writes(then=LaneEnded("opening another"))
+        cluster.peer(1).script = script_writes(then=Offline("no quorum here"))
+        cluster.peer(2).script = script_writes(then=LaneEnded("opening another"))
         done = await asyncio.gather(*[queue.enqueue(b"%d" % number) for number in range(20)])
         assert {found.lane for found in done} == {13}
 
     assert len(everything(run(work))) == 20
 
 
-def test_a_peer_without_an_open_lane_is_passed_over() -> None:
+def test_a_peer_without_an_open_lane_is_skipped() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         cluster.peer(1).open_lane = None
         assert (await client.queue("p").enqueue(b"1")).lane == 12
@@ -175,7 +175,7 @@ def test_a_peer_without_an_open_lane_is_passed_over() -> None:
 def test_when_every_peer_refuses_the_last_refusal_is_raised() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         for peer in cluster.peers:
-            peer.script = tell_writes(then=Offline("no quorum"))
+            peer.script = script_writes(then=Offline("no quorum"))
         with pytest.raises(Offline):
             await client.queue("p").enqueue(b"1")
 

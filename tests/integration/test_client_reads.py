@@ -42,7 +42,7 @@ def run(
     runner(go())
 
 
-def test_what_was_written_is_read_in_order_and_in_large_answers(runner: Runner) -> None:
+def test_messages_are_read_in_order_and_in_large_answers(runner: Runner) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         sent = [b"%06d" % number * 20 for number in range(30_000)]
@@ -56,7 +56,7 @@ def test_what_was_written_is_read_in_order_and_in_large_answers(runner: Runner) 
     run(work, runner)
 
 
-def test_a_read_ends_at_the_end_it_first_saw_however_much_is_written_meanwhile() -> None:
+def test_a_read_stops_at_the_end_it_first_saw_despite_new_writes() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue_many([b"a"] * 10)
@@ -70,7 +70,7 @@ def test_a_read_ends_at_the_end_it_first_saw_however_much_is_written_meanwhile()
     run(work)
 
 
-def test_a_read_goes_on_at_another_peer() -> None:
+def test_a_read_continues_at_another_peer() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         for _ in range(5):
@@ -85,7 +85,7 @@ def test_a_read_goes_on_at_another_peer() -> None:
     run(work)
 
 
-def test_all_lanes_are_read_one_after_another_unless_one_is_named() -> None:
+def test_all_lanes_are_read_in_turn_unless_one_is_named() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         for lane in range(3):
@@ -100,7 +100,7 @@ def test_all_lanes_are_read_one_after_another_unless_one_is_named() -> None:
     run(work, lanes=3)
 
 
-def test_following_gives_what_is_there_and_what_comes_and_a_cursor_keeps_the_place() -> None:
+def test_following_returns_existing_and_new_messages_and_a_cursor_keeps_the_position() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue_many([b"old"] * 3)
@@ -123,7 +123,7 @@ def test_following_gives_what_is_there_and_what_comes_and_a_cursor_keeps_the_pla
     run(work)
 
 
-def test_following_merges_all_lanes_with_order_in_each() -> None:
+def test_following_merges_all_lanes_and_keeps_the_order_of_each() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         for number in range(9):
@@ -138,7 +138,7 @@ def test_following_merges_all_lanes_with_order_in_each() -> None:
     run(work, lanes=3)
 
 
-def test_a_call_nobody_answers_is_offline_when_it_reads_and_unknown_when_it_may_have_changed_something() -> None:
+def test_an_unanswered_read_is_offline_and_an_unanswered_change_unknown() -> None:
     async def go() -> None:
         cluster = ScriptedCluster(1)
         async with cluster, await avow.connect(cluster.addresses, timeout_s=0.3) as client:
@@ -151,7 +151,7 @@ def test_a_call_nobody_answers_is_offline_when_it_reads_and_unknown_when_it_may_
     uvloop.run(go())
 
 
-def test_peers_are_learned_from_any_one_of_them() -> None:
+def test_the_list_of_peers_is_learned_from_any_of_them() -> None:
     async def go() -> None:
         cluster = ScriptedCluster(3)
         cluster.create("q")
@@ -191,7 +191,7 @@ def test_the_token_is_sent_and_certificates_are_verified(tmp_path: Path, runner:
 
 @pytest.fixture
 def addresses() -> Iterator[str]:
-    """A scripted cluster on a thread of its own."""
+    """A scripted cluster in a separate thread."""
     cluster, started, stop = ScriptedCluster(2), threading.Event(), threading.Event()
     cluster.create("q")
     cluster.create("lanes", lanes=2)
@@ -215,7 +215,7 @@ def client(addresses: str) -> Iterator[BlockingClient]:
         yield found
 
 
-def test_blocking_calls_do_what_their_twins_do(client: BlockingClient) -> None:
+def test_blocking_calls_do_the_same_as_async_ones(client: BlockingClient) -> None:
     queue = client.queue("q")
     assert queue.enqueue(b"1").first_version == 1
     assert queue.enqueue_many([b"2", b"3"])[0].last_version == 3
@@ -225,7 +225,7 @@ def test_blocking_calls_do_what_their_twins_do(client: BlockingClient) -> None:
     assert client.create_queue("other").name == "other"
 
 
-def test_a_blocking_follower_commits_and_ends_when_its_loop_is_left(client: BlockingClient) -> None:
+def test_a_blocking_follow_commits_and_ends_when_its_loop_is_left(client: BlockingClient) -> None:
     queue = client.queue("q")
     queue.enqueue_many([b"1", b"2"])
     for batch in queue.follow(subscriber="s"):
@@ -251,7 +251,7 @@ def test_several_threads_share_one_client_and_lose_nothing(client: BlockingClien
     assert sorted(versions) == list(range(1, 4 * 201 + 1))
 
 
-def test_a_refusal_reaches_the_thread_that_waits(client: BlockingClient) -> None:
+def test_a_refusal_reaches_the_waiting_thread(client: BlockingClient) -> None:
     queue = client.queue("lanes")
     with pytest.raises(InvalidRequest, match="lanes 0 to 1"):
         queue.enqueue(b"x", lane=7)
@@ -261,7 +261,7 @@ def test_a_refusal_reaches_the_thread_that_waits(client: BlockingClient) -> None
         queue.send("text").result(5)  # type: ignore[arg-type]
 
 
-def test_a_closed_blocking_client_says_so_and_leaves_no_thread(addresses: str) -> None:
+def test_a_closed_blocking_client_refuses_calls_and_leaves_no_thread(addresses: str) -> None:
     client = avow.connect_blocking(addresses)
     queue = client.queue("q")
     client.close()
@@ -273,13 +273,13 @@ def test_a_closed_blocking_client_says_so_and_leaves_no_thread(addresses: str) -
     assert not [thread for thread in threading.enumerate() if thread.name == "avow-client"]
 
 
-def test_a_blocking_client_that_reaches_nobody_leaves_no_thread() -> None:
+def test_a_blocking_client_that_reaches_no_peer_leaves_no_thread() -> None:
     with pytest.raises(Offline):
         avow.connect_blocking("http://127.0.0.1:1", timeout_s=0.2)
     assert not [thread for thread in threading.enumerate() if thread.name == "avow-client"]
 
 
-def test_a_program_that_forgets_to_close_its_client_ends_all_the_same(addresses: str) -> None:
+def test_a_program_that_forgets_to_close_its_client_still_exits(addresses: str) -> None:
     code = (
         f"import avow; q = avow.connect_blocking({addresses!r}).queue('q'); q.enqueue(b'1'); it = q.follow(); next(it)"
     )
@@ -287,7 +287,7 @@ def test_a_program_that_forgets_to_close_its_client_ends_all_the_same(addresses:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_thread_that_waits_for_messages_is_told_when_its_client_is_closed(addresses: str) -> None:
+def test_a_thread_waiting_for_messages_gets_an_error_when_its_client_is_closed(addresses: str) -> None:
     client = avow.connect_blocking(addresses)
     queue = client.queue("q")
     queue.enqueue(b"1")

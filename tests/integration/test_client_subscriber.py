@@ -55,7 +55,7 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about")
 
 
-def test_what_is_there_and_what_comes_is_handed_out_and_a_commit_moves_the_cursor() -> None:
+def test_existing_and_new_messages_are_delivered_and_a_commit_moves_the_cursor() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         await fill(client, 0, 5)
         async with client.subscribe("q", "s") as batches:
@@ -72,7 +72,7 @@ def test_what_is_there_and_what_comes_is_handed_out_and_a_commit_moves_the_curso
     run(work)
 
 
-def test_what_was_not_committed_comes_again_to_the_next_reader() -> None:
+def test_uncommitted_messages_are_redelivered_to_the_next_reader() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         await fill(client, 0, 4)
         async with client.subscribe("q", "s") as batches:
@@ -101,7 +101,7 @@ def test_groups_that_arrived_meanwhile_are_one_batch() -> None:
     run(work)
 
 
-def test_a_batch_in_hand_when_the_peer_dies_is_not_handed_out_again_and_can_be_committed() -> None:
+def test_a_batch_in_use_when_the_peer_dies_is_not_redelivered_and_can_be_committed() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         await fill(client, 0, 3)
         async with client.subscribe("q", "s") as batches:
@@ -132,7 +132,7 @@ def test_a_commit_that_waits_while_the_peer_dies_is_done_on_the_next_channel() -
     run(work)
 
 
-def test_a_commit_is_exact_also_when_what_comes_again_comes_in_other_groups() -> None:
+def test_a_commit_is_exact_even_if_messages_are_redelivered_in_other_groups() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         for peer in cluster.peers[1:]:
             peer.channels.group_count = 5
@@ -155,7 +155,7 @@ def test_a_commit_is_exact_also_when_what_comes_again_comes_in_other_groups() ->
     run(work)
 
 
-def test_a_lost_socket_is_resumed_and_nobody_notices() -> None:
+def test_a_lost_socket_is_resumed_transparently() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.subscribe("q", "s") as batches:
             for start in range(0, 30, 3):
@@ -170,7 +170,7 @@ def test_a_lost_socket_is_resumed_and_nobody_notices() -> None:
     run(work)
 
 
-def test_a_second_client_takes_over_and_the_first_can_move_nothing_and_does_not_come_back() -> None:
+def test_a_second_client_takes_over_and_the_first_cannot_commit_or_return() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         await fill(client, 0, 3)
         async with client.subscribe("q", "s") as first, await avow.connect(cluster.addresses) as other:
@@ -214,7 +214,7 @@ def test_members_share_lanes_and_a_batch_whose_lane_moved_is_fenced() -> None:
     run(work, lanes=4)
 
 
-def test_a_subscriber_that_does_not_commit_is_not_pushed_more_than_the_limit() -> None:
+def test_a_subscriber_that_does_not_commit_gets_no_more_than_the_limit() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         for _ in range(60):
             await client.queue("q").enqueue_many([bytes(1_000)] * 200)
@@ -242,7 +242,7 @@ async def _all(batches: Subscription, count: int) -> None:
 
 
 @pytest.mark.parametrize("code", [EndCode.GOING, EndCode.EXPIRED, EndCode.ABORTED, EndCode.MOVED])
-def test_an_end_that_another_channel_makes_up_for_is_not_heard_of(code: EndCode) -> None:
+def test_an_end_is_not_reported_when_another_channel_takes_over(code: EndCode) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         await fill(client, 0, 2)
         async with client.subscribe("q", "s") as batches:
@@ -257,7 +257,7 @@ def test_an_end_that_another_channel_makes_up_for_is_not_heard_of(code: EndCode)
     run(work)
 
 
-def test_what_cannot_be_read_is_told() -> None:
+def test_unreadable_messages_are_reported() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         with pytest.raises(UnknownQueue):
             await client.subscribe("nowhere", "s").open()
@@ -278,7 +278,7 @@ def test_what_cannot_be_read_is_told() -> None:
     run(work, timeout_s=0.5)
 
 
-def test_a_commit_after_leaving_says_that_it_came_too_late() -> None:
+def test_a_commit_after_leaving_is_refused_as_too_late() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         await fill(client, 0, 1)
         async with client.subscribe("q", "s") as batches:

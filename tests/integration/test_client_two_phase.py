@@ -27,7 +27,7 @@ from avow.errors import (
 )
 from avow.wire.batch import Batch
 
-Told = AvowError | str | None
+Scripted = AvowError | str | None
 
 
 def run(
@@ -48,9 +48,9 @@ def run(
     return cluster
 
 
-def tell_writes(*told: Told, then: Told = None) -> Callable[[Request], Told]:
-    """A script that says these things to the writes that come, one after the other."""
-    script: Iterator[Told] = chain(told, repeat(then))
+def script_writes(*answers: Scripted, then: Scripted = None) -> Callable[[Request], Scripted]:
+    """A script that gives these answers to consecutive writes."""
+    script: Iterator[Scripted] = chain(answers, repeat(then))
     return lambda request: next(script) if request.is_write else None
 
 
@@ -68,7 +68,7 @@ def send_until_busy(queue: Queue, value: bytes) -> list[asyncio.Future[Done]]:
     raise AssertionError("nothing was refused")
 
 
-def test_everything_sent_in_one_turn_leaves_as_one_batch_and_each_gets_its_version() -> None:
+def test_messages_sent_in_one_turn_leave_as_one_batch_and_each_gets_its_version() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
@@ -81,7 +81,7 @@ def test_everything_sent_in_one_turn_leaves_as_one_batch_and_each_gets_its_versi
     assert cluster.shelf.values("q", 0) == [b"first", *(b"%d" % number for number in range(100))]
 
 
-def test_what_is_sent_before_the_queue_is_known_waits_in_order() -> None:
+def test_messages_sent_before_the_queue_is_known_wait_in_order() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         done = await asyncio.gather(*[queue.send(b"%d" % number) for number in range(5)])
@@ -90,7 +90,7 @@ def test_what_is_sent_before_the_queue_is_known_waits_in_order() -> None:
     run(work)
 
 
-def test_while_batches_are_on_their_way_the_open_one_grows() -> None:
+def test_the_open_batch_grows_while_others_are_in_flight() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
@@ -129,11 +129,11 @@ def test_many_messages_are_split_at_the_limits_of_a_batch() -> None:
     run(work)
 
 
-def test_a_write_whose_answer_was_lost_is_repeated_with_its_id_and_not_doubled() -> None:
+def test_a_write_whose_answer_was_lost_is_retried_with_its_id_and_not_duplicated() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         done = await queue.enqueue(b"second")
         assert done.first_version == 2
         again = next(request for number in (2, 3) for request in writes(cluster, number))
@@ -145,11 +145,11 @@ def test_a_write_whose_answer_was_lost_is_repeated_with_its_id_and_not_doubled()
     assert cluster.shelf.values("q", 0) == [b"first", b"second"]
 
 
-def test_order_is_kept_when_the_coordinator_dies_with_many_batches_on_their_way() -> None:
+def test_order_is_kept_when_the_coordinator_dies_with_many_batches_in_flight() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(None, None, "act and drop", then="drop")
+        cluster.peer(1).script = script_writes(None, None, "act and drop", then="drop")
         futures = []
         for number in range(1, 400):
             futures.append(queue.send(b"%d" % number))
@@ -161,12 +161,12 @@ def test_order_is_kept_when_the_coordinator_dies_with_many_batches_on_their_way(
     assert cluster.shelf.values("q", 0) == [b"%d" % number for number in range(400)]
 
 
-def test_after_a_refusal_the_tail_is_sent_again_in_order() -> None:
+def test_after_a_refusal_the_remaining_batches_are_resent_in_order() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
         for peer in cluster.peers:
-            peer.script = tell_writes(*[Offline("taking over")] * (8 if peer.number == 1 else 1))
+            peer.script = script_writes(*[Offline("taking over")] * (8 if peer.number == 1 else 1))
         futures = []
         for number in range(1, 100):
             futures.append(queue.send(b"%d" % number))
@@ -177,12 +177,12 @@ def test_after_a_refusal_the_tail_is_sent_again_in_order() -> None:
     assert cluster.shelf.values("q", 0) == [b"%d" % number for number in range(100)]
 
 
-def test_a_refusal_that_lasts_is_raised_when_the_time_is_over() -> None:
+def test_a_persistent_refusal_is_raised_at_the_deadline() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
         for peer in cluster.peers:
-            peer.script = tell_writes(then=Offline("no quorum"))
+            peer.script = script_writes(then=Offline("no quorum"))
         with pytest.raises(Offline, match="scripted OFFLINE"):
             await queue.enqueue(b"second")
         assert all(writes(cluster, number) for number in (1, 2, 3))
@@ -195,9 +195,9 @@ def test_an_attempt_that_may_have_happened_makes_the_outcome_unknown_with_its_wr
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         for number in (2, 3):
-            cluster.peer(number).script = tell_writes(then=Offline("no quorum"))
+            cluster.peer(number).script = script_writes(then=Offline("no quorum"))
         with pytest.raises(Unknown) as caught:
             await queue.enqueue(b"second")
         write_id = caught.value.__dict__["write_id"]
@@ -208,18 +208,18 @@ def test_an_attempt_that_may_have_happened_makes_the_outcome_unknown_with_its_wr
     run(work, timeout_s=0.5)
 
 
-def test_a_peer_that_says_nothing_is_given_up_and_another_asked() -> None:
+def test_a_silent_peer_is_given_up_and_another_is_used() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        cluster.peer(1).script = tell_writes(then="silent")
+        cluster.peer(1).script = script_writes(then="silent")
         done = await queue.enqueue(b"second")
         assert done.first_version == 2
 
     run(work, timeout_s=10.0)
 
 
-def test_the_coordinator_that_an_answer_names_gets_the_next_write() -> None:
+def test_the_coordinator_named_by_an_answer_gets_the_next_write() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"1")
@@ -235,7 +235,7 @@ def test_a_redirect_is_followed_at_once() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         hint = NotCoordinator("ask 2", coordinator=2, api=cluster.peer(2).url)
-        cluster.peer(1).script = tell_writes(then=hint)
+        cluster.peer(1).script = script_writes(then=hint)
         cluster.coordinator = 0
         await queue.enqueue(b"1")
         await queue.enqueue(b"2")
@@ -260,13 +260,13 @@ def test_a_conditional_write_whose_answer_was_lost_is_answered_with_its_first_ou
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"1")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         assert (await queue.enqueue(b"2", expected=1)).first_version == 2
 
     run(work)
 
 
-def test_a_peer_that_has_not_heard_of_a_new_queue_is_not_believed_alone() -> None:
+def test_one_peer_that_does_not_know_a_new_queue_is_not_believed() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         cluster.peer(1).script = lambda request: UnknownQueue("no") if "q" in request.names else None
         assert (await client.queue("q").enqueue(b"1")).first_version == 1
@@ -276,7 +276,7 @@ def test_a_peer_that_has_not_heard_of_a_new_queue_is_not_believed_alone() -> Non
     run(work)
 
 
-def test_two_senders_of_one_turn_with_an_expectation_keep_their_order() -> None:
+def test_two_conditional_writes_of_one_turn_keep_their_order() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
@@ -286,7 +286,7 @@ def test_two_senders_of_one_turn_with_an_expectation_keep_their_order() -> None:
     run(work)
 
 
-def test_a_caller_who_stops_waiting_does_not_disturb_the_others() -> None:
+def test_a_caller_that_stops_waiting_does_not_disturb_the_others() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
@@ -299,7 +299,7 @@ def test_a_caller_who_stops_waiting_does_not_disturb_the_others() -> None:
     assert len(cluster.shelf.values("q", 0)) == 4
 
 
-def test_a_write_id_of_the_callers_own_makes_a_repeat_harmless() -> None:
+def test_a_write_id_chosen_by_the_caller_makes_a_repeat_harmless() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         first = await queue.enqueue_many([b"a", b"b"], write_id=b"0123456789abcdef")
@@ -309,11 +309,11 @@ def test_a_write_id_of_the_callers_own_makes_a_repeat_harmless() -> None:
     assert cluster.shelf.values("q", 0) == [b"a", b"b"]
 
 
-def test_sends_beyond_the_room_are_refused_and_enqueues_wait_for_it() -> None:
+def test_sends_beyond_the_buffer_limit_are_refused_and_enqueues_wait() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
-        cluster.peer(1).script = tell_writes(then="silent")
+        cluster.peer(1).script = script_writes(then="silent")
         sent = send_until_busy(queue, bytes(1 << 20))
         waiting = asyncio.ensure_future(queue.enqueue(b"patient"))
         await asyncio.sleep(0)
@@ -326,11 +326,11 @@ def test_sends_beyond_the_room_are_refused_and_enqueues_wait_for_it() -> None:
     assert cluster.shelf.values("q", 0)[-1] == b"patient"
 
 
-def test_closing_settles_everything_that_waits() -> None:
+def test_closing_decides_all_waiting_writes() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"1")
-        cluster.peer(1).script = tell_writes(then="silent")
+        cluster.peer(1).script = script_writes(then="silent")
         waiting = queue.send(b"2")
         while len(writes(cluster, 1)) < 2:
             await asyncio.sleep(0)
@@ -343,11 +343,11 @@ def test_closing_settles_everything_that_waits() -> None:
     run(work)
 
 
-def test_a_success_that_does_not_say_what_was_written_is_not_believed() -> None:
+def test_a_success_with_a_garbage_body_is_not_believed() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"1")
-        cluster.peer(1).script = tell_writes("garbage", "garbage")
+        cluster.peer(1).script = script_writes("garbage", "garbage")
         assert (await queue.enqueue(b"2")).first_version == 2
         for peer in cluster.peers:
             peer.script = lambda request: "garbage"
@@ -357,7 +357,7 @@ def test_a_success_that_does_not_say_what_was_written_is_not_believed() -> None:
     run(work)
 
 
-def test_nobody_to_talk_to_is_said_with_the_addresses() -> None:
+def test_an_unreachable_cluster_is_reported_with_its_addresses() -> None:
     async def go() -> None:
         with pytest.raises(Offline, match=r"127\.0\.0\.1:1\b"):
             await avow.connect("http://127.0.0.1:1", timeout_s=0.3)

@@ -64,12 +64,12 @@ def test_without_the_right_it_is_refused(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "somebody's secret"])
-def test_without_a_known_token_nothing_is_told(cluster: LocalCluster, token: str) -> None:
+def test_without_a_known_token_nothing_is_revealed(cluster: LocalCluster, token: str) -> None:
     run = avow(cluster, "queue", "list", token=token)
     assert (run.returncode, run.stderr.startswith("avow: NOT_AUTHENTICATED: ")) == (1, True), run.stderr
 
 
-def test_a_certificate_nobody_vouches_for_is_not_trusted(cluster: LocalCluster) -> None:
+def test_a_certificate_of_an_unknown_authority_is_not_trusted(cluster: LocalCluster) -> None:
     run = avow(cluster, "queue", "list", token=ADMIN, ca="")
     assert run.returncode == 4
     assert "certificate verify failed" in run.stderr.lower()

@@ -1,4 +1,4 @@
-"""How the managing commands ask a cluster: which failures go on to the next peer, and which are told."""
+"""How the admin commands call a cluster: which failures are retried at the next peer, and which are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def answer(text: str, *, status: str = "200 OK") -> Behaviour:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """The request was read, and nothing comes back."""
+    """The request is read and not answered."""
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def _whole(connection: socket.socket) -> bytes:
 NOBODY = "http://127.0.0.1:1"
 
 
-def test_a_peer_that_cannot_be_connected_to_is_passed_over() -> None:
+def test_an_unreachable_peer_is_skipped() -> None:
     with peer(answer('{"done":true}')) as (address, requests):
         api = Api(f"{NOBODY},{address}", token="secret")
         assert api.call("POST", "/v1/queues", {"name": "q"}) == {"done": True}
@@ -69,26 +69,26 @@ def test_a_peer_that_cannot_be_connected_to_is_passed_over() -> None:
     assert requests[0].endswith(b'{"name":"q"}')
 
 
-def test_a_question_without_an_answer_goes_to_the_next_peer() -> None:
+def test_an_unanswered_read_is_sent_to_the_next_peer() -> None:
     with peer(hang_up) as (silent, _), peer(answer("[1]")) as (other, _):
         assert Api(f"{silent},{other}").get("/v1/queues") == [1]
 
 
-def test_an_order_without_an_answer_is_unknown_and_not_repeated() -> None:
+def test_an_unanswered_change_is_unknown_and_not_retried() -> None:
     with peer(hang_up) as (silent, asked), peer(answer("{}")) as (other, requests):
         with pytest.raises(Unknown, match="may or may not have been executed"):
             Api(f"{silent},{other}").call("DELETE", "/v1/queues/q")
         assert (len(asked), requests) == (1, [])
 
 
-def test_nobody_at_all_is_offline_with_the_reason_for_each() -> None:
+def test_an_unreachable_cluster_is_offline_with_the_reason_of_each_peer() -> None:
     with pytest.raises(Offline, match=r"127\.0\.0\.1:1: connection refused.*nothing was done"):
         Api(NOBODY).get("/v1/queues")
 
 
-def test_a_refusal_is_the_error_that_the_peer_raised() -> None:
-    said = '{"error":{"code":"NOT_EQUAL","message":"it ends at 7","definite":true,"retriable":false,"cursor":7}}'
-    with peer(answer(said, status="409 Conflict")) as (address, _):
+def test_a_refusal_is_raised_as_the_peers_error() -> None:
+    refusal = '{"error":{"code":"NOT_EQUAL","message":"it ends at 7","definite":true,"retriable":false,"cursor":7}}'
+    with peer(answer(refusal, status="409 Conflict")) as (address, _):
         with pytest.raises(NotEqual, match="it ends at 7") as refused:
             Api(address).get("/v1/queues")
         assert refused.value.current == 7
@@ -97,6 +97,6 @@ def test_a_refusal_is_the_error_that_the_peer_raised() -> None:
 @pytest.mark.parametrize(
     "behaviour", [answer("<html>", status="502 Bad Gateway"), answer("[]", status="404 Not Found")]
 )
-def test_something_that_is_no_peer_is_said_to_be_none(behaviour: Behaviour) -> None:
+def test_a_server_that_is_not_a_peer_is_reported_as_such(behaviour: Behaviour) -> None:
     with peer(behaviour) as (address, _), pytest.raises(InvalidRequest, match="--api"):
         Api(address).get("/v1/queues")

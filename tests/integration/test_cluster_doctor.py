@@ -13,7 +13,7 @@ from avow.cli.main import app_of
 from avow.server.settings import Settings
 
 
-def test_a_free_port_is_free_and_a_taken_one_is_named_with_its_process() -> None:
+def test_a_free_port_passes_and_a_used_one_is_reported_with_its_process() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -29,7 +29,7 @@ def test_an_address_of_another_machine_fails() -> None:
     assert (listen.verdict, listen.advice) == ("fail", "use an address of this machine")
 
 
-def test_the_command_ends_with_1_when_something_fails_and_says_the_same_as_json(tmp_path: Path) -> None:
+def test_the_command_exits_with_1_on_a_failure_and_json_agrees(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a folder")
     arguments = ["doctor", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"]
     result = CliRunner().invoke(app_of(["doctor"]), arguments)

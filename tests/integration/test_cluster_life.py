@@ -36,7 +36,7 @@ def test_processes_are_measured_from_outside(cluster: LocalCluster) -> None:
     assert os.getpgid(cluster.pid(1)) == cluster.pid(1), "a process group of its own"
 
 
-def test_a_killed_peer_comes_back_where_it_was(cluster: LocalCluster) -> None:
+def test_a_killed_peer_comes_back_with_its_data_and_addresses(cluster: LocalCluster) -> None:
     before, api = cluster.pid(2), cluster.api(2)
     cluster.kill(2)
     assert cluster.running == (1, 3)
@@ -47,7 +47,7 @@ def test_a_killed_peer_comes_back_where_it_was(cluster: LocalCluster) -> None:
     assert cluster.ready(2)
 
 
-def test_a_paused_peer_is_silent_and_goes_on(cluster: LocalCluster) -> None:
+def test_a_paused_peer_is_silent_until_it_resumes(cluster: LocalCluster) -> None:
     cluster.pause(3)
     try:
         with pytest.raises(Offline):
@@ -58,12 +58,12 @@ def test_a_paused_peer_is_silent_and_goes_on(cluster: LocalCluster) -> None:
     wait_until(lambda: cluster.ready(3), what="peer 3 is ready again")
 
 
-def test_a_peer_that_is_told_to_ends_in_order(cluster: LocalCluster) -> None:
+def test_a_peer_shuts_down_cleanly_on_request(cluster: LocalCluster) -> None:
     assert cluster.stop(1) == 0
     cluster.restart(1)
 
 
-def test_what_was_acknowledged_is_there_after_all_were_killed(cluster: LocalCluster) -> None:
+def test_acknowledged_messages_survive_a_kill_of_all_peers(cluster: LocalCluster) -> None:
     with avow.connect_blocking(cluster.addresses) as client:
         client.create_queue("kept")
         done = client.queue("kept").enqueue_many([b"%d" % number for number in range(100)])
@@ -102,7 +102,7 @@ def test_leaving_the_block_ends_every_process_and_removes_the_folder() -> None:
     assert not cluster.folder.exists()
 
 
-def test_a_named_folder_is_kept_and_found_again(tmp_path: Path) -> None:
+def test_a_named_folder_is_kept_and_reused(tmp_path: Path) -> None:
     with LocalCluster(1, folder=tmp_path) as cluster, avow.connect_blocking(cluster.addresses) as client:
         client.create_queue("kept")
     with LocalCluster(1, folder=tmp_path) as cluster, avow.connect_blocking(cluster.addresses) as client:
@@ -117,7 +117,7 @@ def test_peers_take_settings_and_the_prefix_of_their_command() -> None:
         assert command[command.index(b"--log") + 1] == b"debug"
 
 
-def test_founders_are_told_what_stands_before_a_peer_and_may_have_addresses_of_their_own() -> None:
+def test_founders_can_have_proxied_link_addresses_and_different_hosts() -> None:
     cluster = LocalCluster(2, hosts={2: "127.0.0.2"})
     cluster.link_addresses[1] = cluster.link(1).replace("127.0.0.1", "localhost")
     with cluster:

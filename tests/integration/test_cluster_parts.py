@@ -1,4 +1,4 @@
-"""The parts of a local cluster, without a cluster: ports, waiting, and processes that do not come up."""
+"""The parts of a local cluster, without a cluster: ports, waiting, and processes that do not start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from avow.testing.cluster import LocalCluster, PeerProcess, wait_until
 from avow.testing.cluster_ports import Ports, is_free
 
 
-def test_no_two_clusters_are_given_the_same_port() -> None:
+def test_no_two_clusters_get_the_same_port() -> None:
     one, other = Ports(), Ports()
     try:
         taken = [ports.take() for ports in (one, other) for _ in range(50)]
@@ -23,21 +23,21 @@ def test_no_two_clusters_are_given_the_same_port() -> None:
         other.release()
 
 
-def test_a_port_somebody_listens_on_is_not_free() -> None:
+def test_a_port_in_use_is_not_free() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert not is_free(taken.getsockname()[1])
 
 
-def test_waiting_ends_with_the_value_or_with_what_did_not_come() -> None:
+def test_waiting_returns_the_value_or_names_what_is_missing() -> None:
     looks: list[int] = []
     assert wait_until(lambda: looks.append(1) or len(looks) >= 3)  # type: ignore[func-returns-value]
     with pytest.raises(Offline, match=r"timed out after .*: the moon"):
         wait_until(lambda: False, timeout_s=0.05, what="the moon")
 
 
-def test_a_process_that_ends_instead_of_listening_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_process_that_ends_instead_of_listening_is_reported_with_its_log(tmp_path: Path) -> None:
     process = PeerProcess(folder=tmp_path / "peer-1", flags={"listen": "nowhere"})
     process.start()
     with pytest.raises(Offline, match=r"ended with 1: .*listen must be host:port"):
@@ -45,7 +45,7 @@ def test_a_process_that_ends_instead_of_listening_is_told_with_its_log(tmp_path:
     assert process.exit_code == 1
 
 
-def test_a_cluster_that_does_not_start_leaves_nothing_behind() -> None:
+def test_a_cluster_that_fails_to_start_leaves_nothing() -> None:
     cluster = LocalCluster(2, settings={"log": "loud"})
     with pytest.raises(Offline, match="setting log"), cluster:
         pytest.fail("it started")

@@ -60,7 +60,7 @@ def check_shown_by_all(cluster: LocalCluster, expected: Shown) -> None:
     """By each peer, once it has caught up with the others."""
     for number in cluster.founders:
         look = partial(view, cluster.api(number), writes=expected["writes"])
-        with suppress(Offline):  # what differs is said below
+        with suppress(Offline):  # differences are reported below
             wait_until(partial(shows, look, expected), timeout_s=60.0)
         assert look() == expected
 
@@ -70,13 +70,13 @@ def shows(look: Callable[[], Shown], expected: Shown) -> bool:
 
 
 def agreed(cluster: LocalCluster, writes: list[dict[str, Any]]) -> Shown | None:
-    """What all peers show. Coordinators and owners are among them, so nothing acknowledged is missing."""
+    """The view of all peers. Coordinators and owners are among them, so nothing acknowledged is missing."""
     first, *others = [view(cluster.api(number), writes=writes) for number in cluster.founders]
     return first if all(other == first for other in others) else None
 
 
 def check_grown(grown: Shown, expected: Shown) -> None:
-    """Every old message has its version, content and time, and a new one is behind it."""
+    """Every old message has its version, content and time, and a new one follows it."""
     assert grown["writes"] == expected["writes"]
     for name, queue in expected["queues"].items():
         lanes = grown["queues"][name]["lanes"]
@@ -85,7 +85,7 @@ def check_grown(grown: Shown, expected: Shown) -> None:
         assert [value_of(message) for lane in lanes.values() for message in lane["messages"]].count(b"new") == 1, name
 
 
-# ---------------------------------------------------------------------- what was asked before is asked again
+# ---------------------------------------------------------------------- repeated requests
 
 
 def check_repeated_writes(cluster: LocalCluster, expected: Shown) -> None:
@@ -113,17 +113,17 @@ def check_repeated_decisions(cluster: LocalCluster, expected: Shown) -> None:
             assert (status, refusal["error"]["code"]) == (409, "ALREADY_DECIDED")
 
 
-# ---------------------------------------------------------------------- what was begun goes on
+# ---------------------------------------------------------------------- unfinished transactions and pledges
 
 
 def check_pledges_go_on(cluster: LocalCluster) -> None:
     """A delivered one is not delivered again, a prepared one is submitted and delivered, a delayed one waits."""
     path = f"{cluster.api(1)}/v1/pledges"
     again = {"branches": [{"url": "queue://pledged?key=k", "payload": "delivered"}]}
-    status, told = call(path, "POST", "/delivered/submit", again)
-    assert (status, told["status"], told["repeated"]) == (200, "succeeded", True)
-    status, told = call(path, "POST", "/prepared/submit", {})
-    assert (status, told["status"], told["repeated"]) == (200, "submitted", False)
+    status, reply = call(path, "POST", "/delivered/submit", again)
+    assert (status, reply["status"], reply["repeated"]) == (200, "succeeded", True)
+    status, reply = call(path, "POST", "/prepared/submit", {})
+    assert (status, reply["status"], reply["repeated"]) == (200, "submitted", False)
     wait_until(lambda: call(path, "GET", "/prepared")[1]["status"] == "succeeded", timeout_s=60.0)
     assert call(path, "GET", "/submitted")[1]["delivery"] == "delayed"
 
@@ -132,7 +132,7 @@ def check_reading_goes_on(client: BlockingClient, expected: Shown) -> None:
     """Behind the cursors: one that a channel committed, and one that is moved."""
     streamed = expected["queues"]["streamed"]
     cursor = streamed["subscribers"]["channel reader"]["versions"]
-    wanted = {lane: told["messages"][cursor.get(lane, 0) :] for lane, told in streamed["lanes"].items()}
+    wanted = {lane: reply["messages"][cursor.get(lane, 0) :] for lane, reply in streamed["lanes"].items()}
     left = sorted(value_of(message) for messages in wanted.values() for message in messages)
     assert 0 < len(left) < 20, "the channel committed some, not all"
     found: list[bytes] = []
@@ -148,7 +148,7 @@ def check_reading_goes_on(client: BlockingClient, expected: Shown) -> None:
 
 
 def check_writing_goes_on(client: BlockingClient, expected: Shown) -> None:
-    """To each queue, behind what is there; a deleted queue is gone, and its name is free."""
+    """Appends to each queue; a deleted queue is gone, and its name is free."""
     with pytest.raises(UnknownQueue):
         client.queue("deleted").enqueue(b"new")
     client.create_queue("deleted")

@@ -17,7 +17,7 @@ def run(name: str, *arguments: str, timeout_s: float = 60.0) -> str:
 
 
 def test_the_slow_receiver_of_the_flow_control_example_holds_the_sender_at_its_limit() -> None:
-    said = run("channel_flow_control.py", "--messages", "400", "--limit", "50")
-    assert "400 messages" in said
-    assert "each once and in order: True" in said
-    assert "never had more than 50 unanswered" in said
+    output = run("channel_flow_control.py", "--messages", "400", "--limit", "50")
+    assert "400 messages" in output
+    assert "each once and in order: True" in output
+    assert "never had more than 50 unanswered" in output

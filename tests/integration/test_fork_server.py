@@ -25,33 +25,33 @@ def fork_server() -> Iterator[ForkServer]:
         yield fork_server
 
 
-def test_a_child_is_a_process_of_its_own_that_inherits_no_descriptor(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_a_child_is_a_separate_process_that_inherits_no_descriptor(fork_server: ForkServer, tmp_path: Path) -> None:
     with Program("one", [PROGRAM], folder=tmp_path, fork_server=fork_server) as one:
         one.start(environment={"COLOUR": "red"})
-        assert one.said["pid"] == one.said["session"] == one.pid != os.getpid()
-        assert one.said["imported_by"] not in {one.pid, os.getpid()}
-        assert one.said["threads"] == 1
-        assert one.said["descriptors"] == [0, 1, 2]
-        assert one.said["colour"] == "red"
+        assert one.report["pid"] == one.report["session"] == one.pid != os.getpid()
+        assert one.report["imported_by"] not in {one.pid, os.getpid()}
+        assert one.report["threads"] == 1
+        assert one.report["descriptors"] == [0, 1, 2]
+        assert one.report["colour"] == "red"
 
 
-def test_one_is_killed_and_its_sibling_lives_on(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_killing_one_child_leaves_its_sibling_alive(fork_server: ForkServer, tmp_path: Path) -> None:
     with (
         Program("one", [PROGRAM], folder=tmp_path, fork_server=fork_server) as one,
         Program("two", [PROGRAM], folder=tmp_path, fork_server=fork_server) as two,
     ):
         first = one.start().pid
         two.start()
-        os.kill(first, signal.SIGKILL)  # by whoever knows its number
+        os.kill(first, signal.SIGKILL)  # by its process id
         wait_until(lambda: not one.alive)
         assert one.exit_code == -signal.SIGKILL
         assert two.alive
         assert one.start().pid != first
-        assert one.said["pid"] == one.pid
+        assert one.report["pid"] == one.pid
         assert one.log.read_text() == f"{first} began\n{one.pid} began\n"
 
 
-def test_it_ends_with_its_own_exit_code(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_a_child_ends_with_its_own_exit_code(fork_server: ForkServer, tmp_path: Path) -> None:
     with Program("one", [PROGRAM], folder=tmp_path, fork_server=fork_server) as one:
         one.launch("--code", "3")
         assert one.wait_dead(20.0)
@@ -59,7 +59,7 @@ def test_it_ends_with_its_own_exit_code(fork_server: ForkServer, tmp_path: Path)
         one.launch("--colour")
         assert one.wait_dead(20.0)
         assert one.exit_code == 2
-        assert "--colour" in one.last_words()
+        assert "--colour" in one.log_tail()
 
 
 def test_children_end_with_their_fork_server(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_children_end_with_their_fork_server(tmp_path: Path) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """An orphan that ended is a zombie until somebody takes notice of it."""
+    """An orphan that ended is a zombie until it is reaped."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
@@ -83,14 +83,14 @@ def test_nothing_is_forked_from_a_process_with_threads(tmp_path: Path) -> None:
         Program("one", [THREADS], folder=tmp_path, fork_server=fork_server).start()
 
 
-def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
+def test_an_import_error_is_reported(tmp_path: Path) -> None:
     fork_server = ForkServer("avow.nowhere", log=tmp_path / "fork_server.log")
     with pytest.raises(Offline, match=r"avow\.nowhere"):
         fork_server.start()
     fork_server.close()
 
 
-def test_forked_peers_are_killed_and_come_back_with_what_they_stored(tmp_path: Path) -> None:
+def test_forked_peers_are_killed_and_come_back_with_their_data(tmp_path: Path) -> None:
     with (
         ForkServer(PEER) as fork_server,
         ForkedCluster(1, fork_server=fork_server, folder=tmp_path / "cluster") as cluster,

@@ -59,7 +59,7 @@ def test_health_needs_nothing_and_head_gives_no_body(peer: PeerProcess) -> None:
     assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", "18")
 
 
-def test_the_status_tells_of_this_peer(peer: PeerProcess, queue: str) -> None:
+def test_the_status_describes_this_peer(peer: PeerProcess, queue: str) -> None:
     status = peer.ask("GET", "/v1/cluster").json
     assert (status["peer"], len(status["cluster"]), status["metadata"]["coordinator"]) == (1, 32, 1)
     assert queue in {lane["queue"] for lane in status["lanes"]}
@@ -93,7 +93,7 @@ def test_peers_join_once_and_leave(peer: PeerProcess) -> None:
         {"identity": "0" * 32, "link": "a:1", "more": 1},
     ],
 )
-def test_a_join_that_makes_no_sense_is_refused(peer: PeerProcess, wish: dict[str, str]) -> None:
+def test_an_invalid_join_is_refused(peer: PeerProcess, wish: dict[str, str]) -> None:
     answer = peer.ask("POST", "/v1/peers", wish)
     assert (answer.status, answer.code) == (400, "INVALID_REQUEST")
 
@@ -136,7 +136,7 @@ def test_a_queue_is_created_once_changed_and_deleted(peer: PeerProcess) -> None:
         {},
     ],
 )
-def test_a_queue_that_makes_no_sense_is_refused(peer: PeerProcess, wanted: dict[str, object]) -> None:
+def test_an_invalid_queue_is_refused(peer: PeerProcess, wanted: dict[str, object]) -> None:
     answer = peer.ask("POST", "/v1/queues", wanted)
     assert (answer.status, answer.code) == (400, "INVALID_REQUEST")
 
@@ -154,7 +154,7 @@ def test_trimmed_versions_are_gone_as_far_as_holds_allow(peer: PeerProcess, queu
 # ---------------------------------------------------------------------- writing
 
 
-def test_messages_written_as_json_are_read_as_they_were(peer: PeerProcess, queue: str) -> None:
+def test_messages_written_as_json_are_read_unchanged(peer: PeerProcess, queue: str) -> None:
     sent: list[dict[str, Any]] = [
         {"value": "text é", "key": "k", "headers": {"a": "1"}, "time_ms": 5},
         {"value_base64": "/w==", "key_base64": "/g=="},
@@ -169,7 +169,7 @@ def test_messages_written_as_json_are_read_as_they_were(peer: PeerProcess, queue
     assert (three["value"], "key" in three) == ("", False)
 
 
-def test_a_write_id_that_comes_again_gets_the_first_answer(peer: PeerProcess, queue: str) -> None:
+def test_a_repeated_write_id_gets_the_first_answer(peer: PeerProcess, queue: str) -> None:
     write_id = uuid4().hex
     first = enqueue(peer, queue, "a", query=f"write_id={write_id}")
     enqueue(peer, queue, "b")
@@ -187,7 +187,7 @@ def test_expected_is_compared_with_the_end(peer: PeerProcess, queue: str) -> Non
     assert (error["definite"], len(error["write_id"])) == (True, 32)
 
 
-def test_a_raw_batch_is_stored_and_given_out_as_it_is(peer: PeerProcess, queue: str) -> None:
+def test_a_raw_batch_is_stored_and_returned_unchanged(peer: PeerProcess, queue: str) -> None:
     write_id = uuid4().bytes
     record = bytes(encode_batch([b"one", b"two"], keys=[b"k", None], write_id=write_id, created_ms=7))
     answer = peer.ask("POST", f"/v1/queues/{queue}/messages", record, headers=RAW)
@@ -240,7 +240,7 @@ def test_keys_spread_over_lanes_and_one_write_id_covers_them(peer: PeerProcess) 
         (b"nonsense", RAW, 400),
     ],
 )
-def test_a_body_that_makes_no_sense_is_refused(
+def test_an_invalid_body_is_refused(
     peer: PeerProcess, queue: str, body: bytes, headers: dict[str, str], status: int
 ) -> None:
     answer = peer.ask("POST", f"/v1/queues/{queue}/messages", body, headers=headers)
@@ -249,7 +249,7 @@ def test_a_body_that_makes_no_sense_is_refused(
     assert peer.ask("GET", f"/v1/queues/{queue}").json["lanes"][0]["end"] == 0
 
 
-def test_what_is_not_there_is_404_and_in_one_shape(peer: PeerProcess) -> None:
+def test_everything_missing_is_a_404_in_one_format(peer: PeerProcess) -> None:
     for method, path, code in (
         ("GET", "/v1/nothing", "INVALID_REQUEST"),
         ("GET", "/v1/queues/none/messages", "UNKNOWN_QUEUE"),
@@ -264,7 +264,7 @@ def test_what_is_not_there_is_404_and_in_one_shape(peer: PeerProcess) -> None:
 # ---------------------------------------------------------------------- transactions
 
 
-def test_staged_messages_are_seen_when_they_are_published(peer: PeerProcess, queue: str) -> None:
+def test_staged_messages_are_visible_when_they_are_published(peer: PeerProcess, queue: str) -> None:
     path = f"/v1/queues/{queue}/transactions/t1"
     staged = peer.ask("POST", f"{path}/messages?deadline_s=60", {"messages": [{"value": "a"}, {"value": "b"}]})
     assert staged.json["staged"] == [{"lane": 0}]
@@ -282,7 +282,7 @@ def test_staged_messages_are_seen_when_they_are_published(peer: PeerProcess, que
     assert (late.status, late.code) == (409, "ALREADY_DECIDED")
 
 
-def test_discarded_messages_are_never_seen(peer: PeerProcess, queue: str) -> None:
+def test_discarded_messages_are_never_visible(peer: PeerProcess, queue: str) -> None:
     path = f"/v1/queues/{queue}/transactions/t2"
     peer.ask("POST", f"{path}/messages", {"messages": [{"value": "a"}]})
     for _ in range(2):
@@ -291,7 +291,7 @@ def test_discarded_messages_are_never_seen(peer: PeerProcess, queue: str) -> Non
     assert peer.ask("GET", f"/v1/queues/{queue}/messages").lines == []
 
 
-def test_a_transaction_nobody_knows_is_404(peer: PeerProcess, queue: str) -> None:
+def test_an_unknown_transaction_is_404(peer: PeerProcess, queue: str) -> None:
     for decision in ("publish", "discard"):
         answer = peer.ask("POST", f"/v1/queues/{queue}/transactions/none/{decision}")
         assert (answer.status, answer.code) == (404, "UNKNOWN_TRANSACTION")
@@ -360,7 +360,7 @@ def test_a_message_is_found_by_its_version_id(peer: PeerProcess, queue: str) -> 
 # ---------------------------------------------------------------------- subscribers
 
 
-def test_a_cursor_moves_forward_and_back_only_by_a_reset(peer: PeerProcess, queue: str) -> None:
+def test_a_cursor_moves_forward_and_only_a_reset_moves_it_back(peer: PeerProcess, queue: str) -> None:
     enqueue(peer, queue, *"abcde")
     path = f"/v1/queues/{queue}/subscribers/reader%201"
     assert peer.ask("GET", path).code == "UNKNOWN_SUBSCRIBER"
@@ -404,7 +404,7 @@ def test_a_pubsub_queue_is_written_read_and_remembered(peer: PeerProcess, pubsub
     assert trimmed.json == {"lane": lane, "trimmed_to": 1}
 
 
-def test_what_a_pubsub_queue_cannot_do_is_refused_in_words(peer: PeerProcess, pubsub: str) -> None:
+def test_operations_that_a_pubsub_queue_lacks_are_refused_with_an_explanation(peer: PeerProcess, pubsub: str) -> None:
     lane = peer.ask("GET", f"/v1/queues/{pubsub}").json["open_lane"]
     body = {"messages": [{"value": "a"}]}
     for method, path, sent in (
@@ -419,12 +419,12 @@ def test_what_a_pubsub_queue_cannot_do_is_refused_in_words(peer: PeerProcess, pu
         assert (answer.status, answer.code) == (400, "INVALID_REQUEST"), path
 
 
-def test_a_request_that_is_too_large_is_told_so(peer: PeerProcess) -> None:
+def test_a_request_that_is_too_large_is_refused_as_such(peer: PeerProcess) -> None:
     head = b"POST /v1/queues HTTP/1.1\r\nhost: a\r\ncontent-length: 100000000\r\n\r\n"
     assert peer.talk(head).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_stopped_peer_has_answered_and_keeps_what_it_acknowledged(tmp_path: Path) -> None:
+def test_a_stopped_peer_has_answered_and_keeps_acknowledged_messages(tmp_path: Path) -> None:
     with serving(tmp_path) as peer:
         wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
         peer.ask("POST", "/v1/queues", {"name": "kept"})

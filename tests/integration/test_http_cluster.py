@@ -40,7 +40,7 @@ def body(value: str) -> dict[str, object]:
     return {"messages": [{"value": value}]}
 
 
-def test_any_peer_takes_a_write_and_names_the_coordinator(peers: list[PeerProcess]) -> None:
+def test_any_peer_accepts_a_write_and_names_the_coordinator(peers: list[PeerProcess]) -> None:
     queue = make(peers)
     coordinator = coordinator_of(peers, queue)
     for number, peer in enumerate(peers, 1):
@@ -65,7 +65,7 @@ def test_with_redirect_a_write_is_sent_to_the_coordinator(peers: list[PeerProces
     assert peers[coordinator - 1].ask("POST", f"/v1/queues/{queue}/messages?redirect=true", body("x")).status == 200
 
 
-def test_a_queue_on_some_peers_sends_everybody_there(peers: list[PeerProcess]) -> None:
+def test_a_queue_on_some_peers_redirects_clients_there(peers: list[PeerProcess]) -> None:
     queue = make(peers, peers=[1])
     assert peers[0].ask("POST", f"/v1/queues/{queue}/messages", body("x")).status == 200
     for path in ("messages", "subscribers", "messages/0/1"):
@@ -76,7 +76,7 @@ def test_a_queue_on_some_peers_sends_everybody_there(peers: list[PeerProcess]) -
     assert (lane["held"], lane["voters"]) == (False, [1])
 
 
-def test_a_version_one_peer_wrote_can_be_waited_for_at_another(peers: list[PeerProcess]) -> None:
+def test_a_version_written_at_one_peer_can_be_awaited_at_another(peers: list[PeerProcess]) -> None:
     queue = make(peers)
     last = peers[0].ask("POST", f"/v1/queues/{queue}/messages", body("seen")).json["written"][0]["last_version"]
     answer = peers[2].ask("GET", f"/v1/queues/{queue}/messages?level=at_least&at_least={last}")
@@ -98,7 +98,7 @@ def test_every_peer_writes_to_its_own_lane_of_a_pubsub_queue(peers: list[PeerPro
             assert [line["value"] for line in answer.lines] == [f"by {number}"]
 
 
-def test_a_minority_says_offline_and_changes_nothing(peers: list[PeerProcess]) -> None:
+def test_a_minority_answers_offline_and_changes_nothing(peers: list[PeerProcess]) -> None:
     """Last of this file: it stops two of the three."""
     queue = make(peers)
     coordinator_of(peers, queue)

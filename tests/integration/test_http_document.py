@@ -35,7 +35,7 @@ CHECKS: list[CheckFunction] = [
     content_type_conformance,
     response_schema_conformance,
 ]
-#: What may be OFFLINE on a healthy peer: a version that never comes, a pub-sub lane that was never opened.
+#: Operations that may be OFFLINE on a healthy peer: a version that never comes, a pub-sub lane that was never opened.
 MAY_BE_OFFLINE = {"read", "look_up_write", "enqueue"}
 QUEUES = ["orders", "wide", "news"]
 
@@ -64,14 +64,14 @@ def _queues(peer: PeerProcess) -> None:
             assert peer.ask("POST", f"/v1/queues/{wanted['name']}/messages", body).status == 200
 
 
-def test_a_peer_gives_out_this_document(peer: PeerProcess) -> None:
+def test_a_peer_serves_this_document(peer: PeerProcess) -> None:
     served = peer.ask("GET", "/v1/openapi.json").json
     assert served["paths"] == DOCUMENT["paths"]
     assert served["components"] == DOCUMENT["components"]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
-def test_answers_are_as_the_document_says(peer: PeerProcess, route: Route) -> None:
+def test_answers_match_the_document(peer: PeerProcess, route: Route) -> None:
     schema = schemathesis.openapi.from_dict(DOCUMENT)
     operation = schema[route.path][route.method]
 
@@ -101,7 +101,7 @@ def test_answers_are_as_the_document_says(peer: PeerProcess, route: Route) -> No
 
 
 def _steer(case: Any, queue: str | None, *, tame: bool) -> None:
-    """Away from long waits; and `tame`, towards what is there: names, lanes, versions, one value in each message."""
+    """Away from long waits; and `tame`, towards existing things: names, lanes, versions, one value in each message."""
     path, query, body = case.path_parameters or {}, dict(case.query or {}), case.body
     if case.operation.definition.raw["operationId"] == "read" or "timeout_s" in query:
         query["timeout_s"] = 0.05 if case.method == "GET" else 5

@@ -1,4 +1,4 @@
-"""Bad clients against a live peer: each gets a clear answer or a closed connection, and the peer goes on as before."""
+"""Bad clients against a live peer: each gets a clear answer or a closed connection, and the peer is not affected."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_body_that_never_ends_is_cut_off(peer: PeerProcess) -> None:
             assert connection.recv(65536).split()[1] == b"413"
 
 
-def test_half_requests_are_forgotten_when_their_client_goes(peer: PeerProcess) -> None:
+def test_incomplete_requests_are_dropped_when_their_client_disconnects(peer: PeerProcess) -> None:
     for sent in (b"", b"G", b"GET / HTTP/1.1\r\nho", HEAD + b"content-length: 5\r\n\r\nab"):
         for _ in range(5):
             with socket.create_connection(peer.address, timeout=60) as connection:

@@ -1,4 +1,4 @@
-"""A message's life as peers tell it: who stored it, whether it is committed and visible, who has read it."""
+"""The trace of a message as peers report it: who stored it, whether it is committed and visible, who has read it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_coordinator_of_a_two_phase_lane_knows_who_has_stored_a_message(peer
     assert found["message"]["stored_by"] == [1, 2, 3]
 
 
-def test_another_peer_says_what_it_knows_itself_or_shows_the_way(peers: list[PeerProcess]) -> None:
+def test_another_peer_reports_what_it_knows_or_redirects(peers: list[PeerProcess]) -> None:
     lane, version = enqueue(peers[0], "orders", "second")
     number = coordinator_of(peers)
     other = peers[number % 3]
@@ -106,14 +106,14 @@ def test_every_peer_knows_who_has_stored_a_message_of_a_pub_sub_queue(peers: lis
 
 
 @pytest.mark.parametrize("queue", ["orders", "news"])
-def test_what_is_not_there_is_not_known(peers: list[PeerProcess], queue: str) -> None:
+def test_a_missing_message_is_unknown(peers: list[PeerProcess], queue: str) -> None:
     lane, version = enqueue(peers[0], queue, "x")
     answer = peers[0].ask("GET", f"/v1/queues/{queue}/messages/{lane}/{version + 1_000}/life")
     assert (answer.status, answer.code) == (404, "UNKNOWN_MESSAGE")
     assert peers[0].ask("GET", f"/v1/queues/nothing/messages/{lane}/{version}/life").status == 404
 
 
-def test_staged_messages_have_no_life_before_they_are_published(peers: list[PeerProcess]) -> None:
+def test_staged_messages_have_no_trace_before_they_are_published(peers: list[PeerProcess]) -> None:
     _, version = enqueue(peers[0], "orders", "before")
     body = {"messages": [{"value": "staged"}]}
     assert peers[0].ask("POST", "/v1/queues/orders/transactions/t/messages", body).status == 200
@@ -125,7 +125,7 @@ def test_staged_messages_have_no_life_before_they_are_published(peers: list[Peer
     assert life(peers[0], "orders", 0, version + 1)["message"]["value"] == "staged"
 
 
-def test_of_a_trimmed_message_life_says_what_reading_it_says(peers: list[PeerProcess]) -> None:
+def test_the_trace_of_a_trimmed_message_fails_like_reading_it(peers: list[PeerProcess]) -> None:
     lane, version = enqueue(peers[0], "orders", "old")
     assert peers[0].ask("DELETE", "/v1/queues/orders/subscribers/ahead").status in (200, 404)
     assert peers[0].ask("POST", "/v1/queues/orders/trim", {"upto_version": version}).status == 200
@@ -135,7 +135,7 @@ def test_of_a_trimmed_message_life_says_what_reading_it_says(peers: list[PeerPro
     assert (one.status, one.code) == (other.status, other.code)
 
 
-def test_of_a_dead_peer_nothing_is_known_but_what_it_said_before(peers: list[PeerProcess]) -> None:
+def test_a_dead_peer_counts_only_with_what_it_reported_before(peers: list[PeerProcess]) -> None:
     number = coordinator_of(peers)
     dead = number % 3 + 1
     before = {queue: enqueue(peers[number - 1], queue, "before") for queue in ("orders", "news")}

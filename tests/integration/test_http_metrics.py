@@ -1,4 +1,4 @@
-"""What /metrics gives, the table it is made from, and the page that describes it, are the same."""
+"""The output of /metrics, its table in the code and its documentation page agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def families(peer: PeerProcess) -> dict[str, tuple[str, str]]:
     return {family.name: (family.type, family.documentation) for family in text_string_to_metric_families(text)}
 
 
-def test_metrics_are_as_the_page_describes_them(tmp_path: Path) -> None:
+def test_metrics_match_their_page(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE)
     described = {name: (kind, text) for name, kind, _, text in rows}
     labels = {name: tuple(re.findall(r"`(\w+)`", listed)) for name, _, listed, _ in rows}

@@ -1,4 +1,4 @@
-"""What a web page may ask a peer that it does not come from, and what a token says of itself."""
+"""What a web page may request from a peer of another origin, and the rights that a token reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def from_page(peer: PeerProcess, origin: str, method: str, path: str, **more: st
     return peer.ask(method, path, headers={"origin": origin, **more})
 
 
-def test_a_page_of_another_peer_reads_answers_and_is_given_no_credentials(peers: list[PeerProcess]) -> None:
+def test_a_page_of_another_peer_reads_answers_without_credentials(peers: list[PeerProcess]) -> None:
     first, second = peers
     answer = from_page(first, second.url, "GET", "/v1/cluster")
     assert answer.status == 200
@@ -53,7 +53,7 @@ def test_a_page_reads_refusals_too(peers: list[PeerProcess]) -> None:
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, second.url)
 
 
-def test_a_browser_that_asks_before_it_sends_needs_no_token(peers: list[PeerProcess]) -> None:
+def test_a_preflight_request_needs_no_token(peers: list[PeerProcess]) -> None:
     first, second = peers
     for path in ("/v1/pledges/any/retry", "/v1/queues/orders", "/v1/cluster"):
         answer = first.ask("OPTIONS", path, headers={"origin": second.url, **ASKING}, token="wrong")
@@ -65,7 +65,7 @@ def test_a_browser_that_asks_before_it_sends_needs_no_token(peers: list[PeerProc
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1", "http://127.0.0.1:1", "null", "\xe9"])
-def test_pages_of_anybody_else_hear_nothing(peers: list[PeerProcess], origin: str) -> None:
+def test_pages_of_other_origins_can_read_nothing(peers: list[PeerProcess], origin: str) -> None:
     answer = from_page(peers[0], origin, "GET", "/v1/cluster")
     assert not [name for name in answer.headers if name.startswith("access-control")]
     asked = from_page(peers[0], origin, "OPTIONS", "/v1/cluster", **ASKING)
@@ -73,20 +73,20 @@ def test_pages_of_anybody_else_hear_nothing(peers: list[PeerProcess], origin: st
     assert not [name for name in asked.headers if name.startswith("access-control")]
 
 
-def test_listed_origins_may_and_the_same_machine_has_several_names(peers: list[PeerProcess]) -> None:
+def test_listed_origins_are_allowed_and_so_are_all_names_of_the_machine(peers: list[PeerProcess]) -> None:
     first, second = peers
     for origin in (LISTED, "http://other.example", second.url.replace("127.0.0.1", "localhost")):
         answer = from_page(first, origin, "GET", "/v1/peers")
         assert answer.headers["access-control-allow-origin"] == origin
 
 
-def test_without_an_origin_nothing_is_said_of_pages(peers: list[PeerProcess]) -> None:
+def test_without_an_origin_no_cors_headers_are_sent(peers: list[PeerProcess]) -> None:
     answer = peers[0].ask("GET", "/v1/cluster")
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert peers[0].ask("OPTIONS", "/v1/cluster").status == 405
 
 
-def test_a_peer_whose_pages_are_not_named_as_origins_does_not_start(tmp_path: Path) -> None:
+def test_a_peer_with_invalid_origins_does_not_start(tmp_path: Path) -> None:
     process = start(tmp_path, cors_origins="*")
     try:
         assert process.wait(60) != 0
@@ -98,7 +98,7 @@ def test_a_peer_whose_pages_are_not_named_as_origins_does_not_start(tmp_path: Pa
 # ---------------------------------------------------------------------- who asks
 
 
-def test_a_token_is_told_what_it_may_do(peers: list[PeerProcess]) -> None:
+def test_a_token_can_query_its_rights(peers: list[PeerProcess]) -> None:
     assert peers[0].ask("GET", "/v1/me", token="reader").json == {
         "name": "reader",
         "token": True,

@@ -1,4 +1,4 @@
-"""Who may do what, over TLS and without; and what a peer refuses to be started with."""
+"""Rights, with TLS and without; and settings with which a peer refuses to start."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[PeerPro
         yield peer
 
 
-def test_health_and_readiness_are_for_everybody(peer: PeerProcess) -> None:
+def test_health_and_readiness_need_no_token(peer: PeerProcess) -> None:
     assert peer.url.startswith("https://")
     assert peer.ask("GET", "/healthz").status == peer.ask("GET", "/readyz").status == 200
 
@@ -161,7 +161,7 @@ def test_a_branch_that_writes_to_a_queue_needs_the_right_to_write_to_it(peer: Pe
         ("GET", "/v1/channel?role=subscriber&subscriber=s&queue=avow.pledges", None),
     ],
 )
-def test_nobody_changes_the_clusters_own_queues(peer: PeerProcess, method: str, path: str, body: object) -> None:
+def test_the_clusters_own_queues_cannot_be_changed(peer: PeerProcess, method: str, path: str, body: object) -> None:
     peer.ask("POST", "/v1/pledges/own/submit", {"branches": [{"url": ""}]}, token="secret-root")
     answer = peer.ask(method, path, body, token="secret-root")
     assert (answer.status, answer.code) == (403, "FORBIDDEN")
@@ -187,7 +187,7 @@ def test_a_queue_is_created_only_under_a_name_the_token_may_manage(tmp_path: Pat
         assert peer.ask("POST", "/v1/queues", {"name": "b.x"}).status == 403
 
 
-def test_two_tokens_on_one_connection_are_told_apart(peer: PeerProcess) -> None:
+def test_two_tokens_on_one_connection_are_distinguished(peer: PeerProcess) -> None:
     def head(token: str) -> bytes:
         return f"DELETE /v1/peers/77 HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n".encode()
 
@@ -213,7 +213,7 @@ def test_plain_http_on_the_tls_port_is_closed(peer: PeerProcess) -> None:
     assert peer.ask("GET", "/healthz").status == 200
 
 
-def test_a_client_that_trusts_somebody_else_does_not_connect(peer: PeerProcess, pki: Pki) -> None:
+def test_a_client_that_trusts_another_authority_does_not_connect(peer: PeerProcess, pki: Pki) -> None:
     context = ssl.create_default_context()
     pki.stranger.configure_trust(context)
     with socket.create_connection(peer.address, timeout=60) as raw, pytest.raises(ssl.SSLCertVerificationError):
@@ -221,7 +221,7 @@ def test_a_client_that_trusts_somebody_else_does_not_connect(peer: PeerProcess, 
     assert peer.ask("GET", "/healthz").status == 200
 
 
-def test_half_a_handshake_holds_nothing(peer: PeerProcess) -> None:
+def test_half_a_handshake_blocks_nothing(peer: PeerProcess) -> None:
     for _ in range(5):
         with socket.create_connection(peer.address, timeout=60) as raw:
             raw.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
@@ -231,7 +231,7 @@ def test_half_a_handshake_holds_nothing(peer: PeerProcess) -> None:
 def test_peers_link_with_certificates_of_their_authority_and_with_no_other(tmp_path: Path, pki: Pki) -> None:
     with cluster(tmp_path, 2, tls=pki.client(), **pki.settings(mutual=True)) as peers:
         assert peers[0].ask("POST", "/v1/queues", {"name": "secure"}).status == 201
-        host, _, port = peers[0].told["link"].rpartition(":")
+        host, _, port = peers[0].announced["link"].rpartition(":")
         stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         stranger.check_hostname = False
         pki.ca.configure_trust(stranger)
@@ -241,7 +241,7 @@ def test_peers_link_with_certificates_of_their_authority_and_with_no_other(tmp_p
 
 
 def hears_anything(address: tuple[str, int], context: ssl.SSLContext) -> bool:
-    """TLS 1.3 refuses a client's certificate after the client thinks it is through: only a read tells."""
+    """TLS 1.3 refuses a client's certificate after the client considers it finished: only a read shows it."""
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=60) as raw:
         connection = context.wrap_socket(raw)
         with contextlib.closing(connection):
@@ -262,7 +262,9 @@ def hears_anything(address: tuple[str, int], context: ssl.SSLContext) -> bool:
         ({"tls_cert": "missing.pem"}, "missing.pem"),
     ],
 )
-def test_an_exposed_or_half_set_peer_refuses_to_start(tmp_path: Path, settings: dict[str, str], words: str) -> None:
+def test_an_exposed_or_incompletely_configured_peer_refuses_to_start(
+    tmp_path: Path, settings: dict[str, str], words: str
+) -> None:
     process = start(tmp_path, **settings)
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -270,6 +272,6 @@ def test_an_exposed_or_half_set_peer_refuses_to_start(tmp_path: Path, settings: 
         assert process.returncode not in (None, 0)
     finally:
         finish(process)
-    said = (tmp_path / "stderr").read_text()
-    assert words in said
-    assert "Traceback" not in said
+    stderr = (tmp_path / "stderr").read_text()
+    assert words in stderr
+    assert "Traceback" not in stderr

@@ -69,7 +69,7 @@ def fetch(port: int, tls: ssl.SSLContext | None, method: str = "GET") -> tuple[s
 
 @both_loops
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_usual_client_reads_what_was_written_over_time(loop: str, secure: bool) -> None:
+def test_a_standard_client_reads_a_streamed_body(loop: str, secure: bool) -> None:
     served = trusting = None
     if secure:
         authority = trustme.CA()
@@ -99,7 +99,7 @@ def test_a_usual_client_reads_what_was_written_over_time(loop: str, secure: bool
 
 
 @both_loops
-def test_a_client_that_hangs_up_is_told_to_the_handler(loop: str) -> None:
+def test_a_hang_up_is_reported_to_the_handler(loop: str) -> None:
     async def play() -> None:
         kept = Kept()
         async with serving(kept) as (listener, url):
@@ -120,7 +120,7 @@ def test_a_client_that_hangs_up_is_told_to_the_handler(loop: str) -> None:
 
 
 @both_loops
-def test_a_client_that_reads_slowly_pushes_back_and_gets_everything(loop: str) -> None:
+def test_a_slow_client_pauses_the_writer_and_gets_everything(loop: str) -> None:
     async def play() -> None:
         kept = Kept()
         async with serving(kept) as (_, url), raw_client(url, receive_buffer=8_192) as client:
@@ -144,7 +144,7 @@ def test_a_client_that_reads_slowly_pushes_back_and_gets_everything(loop: str) -
     run(loop, play())
 
 
-def test_a_client_that_takes_nothing_is_cut_off() -> None:
+def test_a_client_that_reads_nothing_is_cut_off() -> None:
     async def play() -> None:
         kept = Kept()
         patience = Patience(stalled_s=0.3, idle_s=0.1, sweep_s=0.05)

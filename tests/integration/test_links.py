@@ -27,7 +27,7 @@ CLUSTER = UUID(int=7).bytes
 
 
 class Listener:
-    """What a peer is to its links, without a peer."""
+    """The part of a peer that its links use, without a peer."""
 
     def __init__(
         self,
@@ -40,10 +40,15 @@ class Listener:
         self.number, self.run, self.cluster = number, run, cluster
         self.heard: list[tuple[int, int, Any]] = []
         self.known: dict[int, str] = {}
-        self.told: dict[int, str] = {}
+        self.configured_addresses: dict[int, str] = {}
         accepting, dialling = tls
         self.links = Links(
-            self, me=number, addresses=lambda: self.known, configured=self.told, accepting=accepting, dialling=dialling
+            self,
+            me=number,
+            addresses=lambda: self.known,
+            configured=self.configured_addresses,
+            accepting=accepting,
+            dialling=dialling,
         )
 
     async def listen(self) -> str:
@@ -139,10 +144,10 @@ def test_a_later_run_replaces_the_link_and_an_earlier_one_is_refused() -> None:
     run(scenario)
 
 
-def test_a_peer_that_is_not_where_the_cluster_remembers_it_is_found_where_the_operator_says() -> None:
+def test_a_peer_that_moved_is_found_at_the_address_the_operator_gives() -> None:
     async def scenario() -> None:
         first, second, other = Listener(1), Listener(2), Listener(1, cluster=b"another cluster.")
-        second.told[1] = await first.listen()
+        second.configured_addresses[1] = await first.listen()
         second.dial(1, await other.listen())
         await until(lambda: 1 in second.links.connected)
         second.say(1, Heartbeat(1, coordinating=False, cursor=1))
@@ -201,7 +206,7 @@ def test_garbage_closes_its_own_connection_and_nothing_else(garbage: bytes) -> N
     run(scenario)
 
 
-def test_a_connection_that_never_says_hello_is_closed() -> None:
+def test_a_connection_that_never_sends_hello_is_closed() -> None:
     async def scenario() -> None:
         low = Listener(1)
         port = int((await low.listen()).rpartition(":")[2])
@@ -215,7 +220,7 @@ def test_a_connection_that_never_says_hello_is_closed() -> None:
     run(scenario)
 
 
-def test_the_number_of_connections_that_have_not_said_hello_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_connections_without_hello_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("avow.server.links.HELLO_WAIT_S", 60.0)
 
     async def scenario() -> None:
@@ -234,7 +239,7 @@ def test_the_number_of_connections_that_have_not_said_hello_is_bounded(monkeypat
     run(scenario)
 
 
-def test_a_dial_that_is_cancelled_as_it_connects_leaves_no_link_behind() -> None:
+def test_a_dial_cancelled_while_it_connects_leaves_no_link() -> None:
     """uvloop then closes the connection, and does not call `connection_lost`."""
 
     class Stopping(Listener):
@@ -254,7 +259,7 @@ def test_a_dial_that_is_cancelled_as_it_connects_leaves_no_link_behind() -> None
     run(scenario)
 
 
-def test_half_a_frame_and_then_silence_costs_nothing_but_its_connection() -> None:
+def test_half_a_frame_and_then_silence_costs_only_its_connection() -> None:
     async def scenario() -> None:
         low, high = await pair()
         _, writer = await asyncio.open_connection("127.0.0.1", port_of(low))
@@ -281,7 +286,7 @@ def mutual(folder: Path, authority: trustme.CA) -> tuple[ssl.SSLContext | None, 
 FILES = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
 
 
-def test_with_an_authority_only_peers_it_signed_are_linked(tmp_path: Path) -> None:
+def test_with_an_authority_only_peers_with_its_certificates_are_linked(tmp_path: Path) -> None:
     ours, theirs = trustme.CA(), trustme.CA()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Reading beside a peer: batches out of its files, with every reason to be told the truth about them."""
+"""Reading on the same machine as a peer: batches from its files, and all cases in which the files must not be used."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def pages(beside: Beside, name: str, *, local: bool, after: int = 0) -> list[Rea
     return [batch for page in found for batch in page]
 
 
-def told(batches: Sequence[ReadBatch]) -> list[tuple[int, bytes]]:
+def versions_and_values(batches: Sequence[ReadBatch]) -> list[tuple[int, bytes]]:
     """(version, value)"""
     return [(batch.first_version + row, value) for batch in batches for row, value in enumerate(batch.values())]
 
 
 def memories(batches: Sequence[ReadBatch]) -> set[type]:
-    """What the bytes of the batches lie in: a file that is mapped, a file that was read, or an answer's body."""
+    """Where the bytes of the batches are: in a mapped file, in a file that was read, or in a response body."""
     return {type(batch._range.record.obj) for batch in batches}
 
 
 def asked(beside: Beside, name: str, *, source: str = "127.0.0.1") -> tuple[str, bytes]:
-    """The type and the body of a peer's answer to a reader at an address who would rather have places."""
+    """The type and the body of a peer's answer to a reader at an address that prefers places."""
     address = urlsplit(beside.address)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, source_address=(source, 0), timeout=60)
     try:
@@ -100,24 +100,28 @@ def places(beside: Beside, name: str) -> Places | None:
     return found if found and sum(one.count for one in found.ranges) == MESSAGES else None
 
 
-def test_a_reader_beside_the_peer_takes_batches_from_its_files(beside: Beside, orders: str) -> None:
+def test_a_reader_on_the_same_machine_reads_batches_from_the_files(beside: Beside, orders: str) -> None:
     near, far = pages(beside, orders, local=True), pages(beside, orders, local=False)
-    assert told(near) == told(far) == [(number + 1, message(number)) for number in range(MESSAGES)]
+    assert (
+        versions_and_values(near)
+        == versions_and_values(far)
+        == [(number + 1, message(number)) for number in range(MESSAGES)]
+    )
     assert memories(near) == {mmap.mmap, bytes}  # a full file, and the one that is being written
     assert memories(far) == {bytearray}
 
 
-def test_it_may_begin_inside_a_batch(beside: Beside, orders: str) -> None:
+def test_a_read_from_files_may_start_inside_a_batch(beside: Beside, orders: str) -> None:
     for after in (1, IN_BATCH + 2, MESSAGES - 1):
-        assert told(pages(beside, orders, local=True, after=after))[0] == (after + 1, message(after))
+        assert versions_and_values(pages(beside, orders, local=True, after=after))[0] == (after + 1, message(after))
 
 
-def test_small_batches_are_sent(beside: Beside) -> None:
+def test_small_batches_are_sent_over_http(beside: Beside) -> None:
     beside.client.create_queue("small")
     for number in range(50):
         beside.client.queue("small").enqueue(b"%d" % number)
     found = pages(beside, "small", local=True)
-    assert [value for _, value in told(found)] == [b"%d" % number for number in range(50)]
+    assert [value for _, value in versions_and_values(found)] == [b"%d" % number for number in range(50)]
     assert mmap.mmap not in memories(found)
     assert asked(beside, "small")[0] == BATCHES
 
@@ -139,24 +143,24 @@ def test_a_reader_who_may_not_read_the_files_gets_the_batches(
 
     monkeypatch.setattr("avow.client.reader.os.open", refused)
     found = pages(beside, orders, local=True)
-    assert len(told(found)) == MESSAGES
+    assert len(versions_and_values(found)) == MESSAGES
     assert memories(found) == {bytearray}
 
 
-def test_a_batch_that_was_read_outlives_its_file(beside: Beside) -> None:
+def test_a_batch_that_was_read_survives_its_file(beside: Beside) -> None:
     filled(beside, "passing")
     reading = beside.client.queue("passing").pages(lane=0, max_bytes=8 * 1024 * 1024, max_count=8, local=True)
     first = next(reading)
     path = places(beside, "passing").files[0][0]  # type: ignore[union-attr]
     beside.client.delete_queue("passing")
     wait_until(lambda: not os.path.exists(path), what="the files are gone")
-    assert told(first) == [(number + 1, message(number)) for number in range(8)]
+    assert versions_and_values(first) == [(number + 1, message(number)) for number in range(8)]
     with pytest.raises(UnknownQueue):
         list(reading)
 
 
 @pytest.mark.parametrize("local", ["true", "false"])
-def test_a_task_of_spark_gets_the_same_rows_either_way(beside: Beside, orders: str, local: str) -> None:
+def test_a_spark_task_gets_the_same_rows_either_way(beside: Beside, orders: str, local: str) -> None:
     options = batch_options({"servers": beside.address, "subscribe": orders, "localReads": local})
     part = LanePart(LaneRange(orders, 0, 3, MESSAGES), preferred=0)
     rows = pa.Table.from_batches(read_part(options, part, arrow_schema(kafka_schema())))
@@ -169,7 +173,7 @@ def changed(places: Places, **files: str) -> Places:
     return Places(places.lane, [(files.get("path", path), full) for path, full in places.files], places.ranges)
 
 
-def test_another_file_under_the_same_name_is_not_believed(beside: Beside, orders: str, tmp_path: Path) -> None:
+def test_another_file_under_the_same_name_is_not_used(beside: Beside, orders: str, tmp_path: Path) -> None:
     found = places(beside, orders)
     assert found is not None
     first = Places(found.lane, found.files, found.ranges[:2])

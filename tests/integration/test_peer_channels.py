@@ -143,7 +143,7 @@ def test_a_cursor_is_durable_before_the_clients_commit_is_acknowledged(cluster: 
     run(scenario())
 
 
-def test_a_takeover_is_told_to_the_one_before_and_its_acks_move_nothing(cluster: LocalCluster) -> None:
+def test_a_takeover_is_reported_to_the_previous_reader_whose_acks_move_nothing(cluster: LocalCluster) -> None:
     create(cluster, "takeover")
 
     async def scenario() -> None:
@@ -175,7 +175,7 @@ def test_a_takeover_is_told_to_the_one_before_and_its_acks_move_nothing(cluster:
     run(scenario())
 
 
-def test_two_members_share_the_lanes_and_one_that_leaves_gives_its_own_up(cluster: LocalCluster) -> None:
+def test_two_members_share_the_lanes_and_one_that_leaves_releases_its_own(cluster: LocalCluster) -> None:
     create(cluster, "members", lanes=4)
 
     def asked(member: str) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_two_members_share_the_lanes_and_one_that_leaves_gives_its_own_up(cluste
     run(scenario())
 
 
-def test_withheld_acks_suspend_the_peer_within_a_bound_and_it_goes_on_at_once(cluster: LocalCluster) -> None:
+def test_withheld_acks_suspend_the_peer_within_a_bound_and_acks_resume_it_at_once(cluster: LocalCluster) -> None:
     create(cluster, "slow")
 
     async def scenario() -> None:
@@ -239,7 +239,7 @@ def test_withheld_acks_suspend_the_peer_within_a_bound_and_it_goes_on_at_once(cl
 # ---------------------------------------------------------------------- observers
 
 
-def test_an_observer_hears_enqueue_then_stored_by_each_peer_then_committed(cluster: LocalCluster) -> None:
+def test_an_observer_sees_enqueue_then_stored_by_each_peer_then_committed(cluster: LocalCluster) -> None:
     """As the propagation sequence of the strategy has it: Enqueue, Stored @1, Stored @2, accepted, Stored @3."""
     create(cluster, "news", strategy="pub-sub")
 
@@ -253,17 +253,17 @@ def test_an_observer_hears_enqueue_then_stored_by_each_peer_then_committed(clust
         await until(lambda: any(event["event"] == "committed" for event in observer.events))
         return observer
 
-    told = run(scenario()).events
-    names = [event["event"] for event in told]
+    seen = run(scenario()).events
+    names = [event["event"] for event in seen]
     assert names[0] == "enqueue"
-    assert bytes(Batch(b64decode(told[0]["batch"])).value(0)) == b"x'"
-    stored = [event["peer"] for event in told if event["event"] == "stored"]
+    assert bytes(Batch(b64decode(seen[0]["batch"])).value(0)) == b"x'"
+    stored = [event["peer"] for event in seen if event["event"] == "stored"]
     assert sorted(stored) == [1, 2, 3]
-    assert all(event["upto_version"] == 1 for event in told if event["event"] != "enqueue")
+    assert all(event["upto_version"] == 1 for event in seen if event["event"] != "enqueue")
     assert names[: names.index("committed")].count("stored") >= 2
 
 
-# ---------------------------------------------------------------------- what is asked, and by whom
+# ---------------------------------------------------------------------- requests and rights
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def ask(cluster: LocalCluster, path: str, **headers: str) -> tuple[int, dict[str
         connection.close()
 
 
-def test_without_an_upgrade_the_answer_says_which_one(cluster: LocalCluster) -> None:
+def test_without_an_upgrade_the_answer_names_the_required_one(cluster: LocalCluster) -> None:
     create(cluster, "asked")
     status, headers, body = ask(cluster, "/v1/channel?role=reader&queue=asked")
     assert (status, headers["upgrade"]) == (426, "websocket")
@@ -313,7 +313,7 @@ def test_without_an_upgrade_the_answer_says_which_one(cluster: LocalCluster) -> 
         ("http://[", 403),
     ],
 )
-def test_pages_from_elsewhere_do_not_reach_a_peer_that_asks_for_no_token(
+def test_pages_of_other_origins_cannot_reach_a_peer_without_tokens(
     cluster: LocalCluster, origin: str, status: int
 ) -> None:
     create(cluster, "asked")
@@ -329,7 +329,7 @@ def test_pages_from_elsewhere_do_not_reach_a_peer_that_asks_for_no_token(
         ("/v1/webchannel-socket.js", "text/javascript", b"WebChannel"),
     ],
 )
-def test_browsers_get_their_files_and_are_told_when_they_have_them(
+def test_browsers_get_their_files_and_304_when_they_have_them(
     cluster: LocalCluster, path: str, kind: str, has: bytes
 ) -> None:
     status, headers, body = ask(cluster, path)
@@ -340,7 +340,7 @@ def test_browsers_get_their_files_and_are_told_when_they_have_them(
     assert ask(cluster, path, if_none_match='"other"')[0] == 200
 
 
-def test_rights_are_asked_for_with_a_header_or_as_a_subprotocol(tmp_path: Path) -> None:
+def test_a_token_is_sent_as_a_header_or_as_a_subprotocol(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     rights = {
         "reading": '{ "a*" = ["read"] }',
@@ -421,14 +421,14 @@ def test_a_channel_is_opened_over_webchannel_with_the_same_parameters_and_errors
     status_, body = post("/v1/webchannel?VER=8&CVER=22&RID=1&role=reader&queue=webbed", urlencode(form))
     assert status_ == 200
     sid = json.loads(body.partition(b"\n")[2])[0][1][1]
-    _, _, told = ask(cluster, f"/v1/webchannel?VER=8&SID={sid}&RID=rpc&AID=0&CI=1&TYPE=xmlhttp")
-    for _number, (said,) in json.loads(told.partition(b"\n")[2]):
-        core.received(generation, b64decode(said["f"]))
+    _, _, seen = ask(cluster, f"/v1/webchannel?VER=8&SID={sid}&RID=rpc&AID=0&CI=1&TYPE=xmlhttp")
+    for _number, (frame,) in json.loads(seen.partition(b"\n")[2]):
+        core.received(generation, b64decode(frame["f"]))
     messages = [bytes(value) for event in core.take_events() if isinstance(event, Messages) for value in event.values]
     assert messages == [b'{"lanes":{"0":0}}']
 
 
-def test_the_settings_bound_channels_and_how_long_they_wait() -> None:
+def test_the_settings_limit_channels_and_their_waiting_time() -> None:
     async def scenario(url: str) -> None:
         create(peer, "q")
         held = await open_to(url, role="reader", queue="q")

@@ -40,7 +40,7 @@ async def anywhere(cluster: LocalCluster, **asked: Any) -> Channel:
                 await asyncio.sleep(0.02)
 
 
-def test_kill_9_of_the_coordinator_loses_doubles_and_reorders_nothing() -> None:
+def test_kill_9_of_the_coordinator_loses_duplicates_and_reorders_nothing() -> None:
     async def scenario(cluster: LocalCluster) -> None:
         create(cluster, "orders")
         killed = await until(lambda: coordinator(cluster, "orders"))
@@ -64,7 +64,7 @@ def test_kill_9_of_the_coordinator_loses_doubles_and_reorders_nothing() -> None:
         run(scenario(cluster))
 
 
-def test_kill_9_of_the_peer_that_receives_hands_back_what_is_sent_again_once() -> None:
+def test_messages_returned_after_kill_9_of_the_receiving_peer_are_resent_once() -> None:
     """Committed and handed back are together everything that was sent, and nothing is in the queue twice."""
 
     async def scenario(cluster: LocalCluster) -> None:
@@ -135,7 +135,7 @@ def test_the_members_of_a_killed_peer_are_forgotten_and_those_of_a_stopped_one_l
         run(scenario(cluster))
 
 
-def test_a_subscriber_goes_on_at_another_peer_from_its_durable_cursor() -> None:
+def test_a_subscriber_continues_at_another_peer_from_its_durable_cursor() -> None:
     async def scenario(cluster: LocalCluster) -> None:
         create(cluster, "orders")
         asked: dict[str, Any] = {"role": "subscriber", "queue": "orders", "subscriber": "s"}

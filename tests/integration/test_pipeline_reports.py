@@ -1,4 +1,4 @@
-"""What pipelines report in a queue: every state, a sign of life each second, and never a reason to wait."""
+"""Reports of pipelines in a queue: every state, a heartbeat each second; reporting never blocks the pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from avow.client.blocking import BlockingClient, connect_blocking
 from avow.limits import PIPELINES_QUEUE
 from avow.spark.pipelines import reports
 from avow.spark.pipelines.progress import Counts
-from avow.spark.pipelines.reports import Report, Reporter, marked_died, read_reports
+from avow.spark.pipelines.reports import Report, Reporter, marked_crashed, read_reports
 from avow.spark.pipelines.spec import Cluster
 from avow.spark.pipelines.status import Status
 
@@ -61,12 +61,12 @@ def status(name: str, state: str, **more: Any) -> Status:
     return Status(name=name, kind="archive", state=state, pid=7, started_s=5.0, **more)
 
 
-def told(client: BlockingClient, queue: str, name: str) -> list[dict[str, Any]]:
+def reports_of(client: BlockingClient, queue: str, name: str) -> list[dict[str, Any]]:
     messages = [message for batch in client.queue(queue).read() for message in batch.messages()]
     return [json.loads(message.value) for message in messages if message.key == name.encode()]
 
 
-def test_each_state_is_reported_once_and_in_order_and_the_last_word_is_there_at_the_end(
+def test_each_state_is_reported_once_in_order_and_the_final_one_before_the_end(
     peer: PeerProcess, client: BlockingClient
 ) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), PIPELINES_QUEUE)
@@ -75,7 +75,7 @@ def test_each_state_is_reported_once_and_in_order_and_the_last_word_is_there_at_
         reporter.report(status("keep", state, counts=counts, error="why" if state == "failed" else ""))
     reporter.close()
     reporter.report(status("keep", "too late"))
-    found = told(client, PIPELINES_QUEUE, "keep")
+    found = reports_of(client, PIPELINES_QUEUE, "keep")
     assert [one["state"] for one in found] == ["starting", "running", "failed"]
     last = found[-1]
     assert last.pop("host")
@@ -99,7 +99,7 @@ def test_each_state_is_reported_once_and_in_order_and_the_last_word_is_there_at_
     assert shown["retention"] == {"age_s": 86_400, "size_bytes": 64 << 20, "passed": False}
 
 
-def test_reports_are_not_listed_among_the_data_but_those_who_may_can_change_the_queue(peer: PeerProcess) -> None:
+def test_the_report_queue_is_not_listed_as_data_but_can_be_changed_with_rights(peer: PeerProcess) -> None:
     assert peer.ask("POST", "/v1/queues", {"name": PIPELINES_QUEUE, "retention": {"age_s": 9}}).status in (201, 409)
     listed = {queue["name"] for queue in peer.ask("GET", "/v1/queues").json["queues"]}
     assert PIPELINES_QUEUE not in listed
@@ -109,31 +109,29 @@ def test_reports_are_not_listed_among_the_data_but_those_who_may_can_change_the_
     assert peer.ask("PATCH", path, rules).status == 200
 
 
-def test_a_run_with_nothing_new_to_tell_gives_signs_of_life(
-    peer: PeerProcess, client: BlockingClient, queue: str
-) -> None:
+def test_an_idle_run_reports_that_it_is_alive(peer: PeerProcess, client: BlockingClient, queue: str) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
     reporter.report(status("slow", "starting"))
     wait_until(lambda: bool(client.queues()) and any(one.name == queue for one in client.queues()))
-    wait_until(lambda: len(told(client, queue, "slow")) >= 3)
+    wait_until(lambda: len(reports_of(client, queue, "slow")) >= 3)
     reporter.close()
-    found = told(client, queue, "slow")
+    found = reports_of(client, queue, "slow")
     assert {one["state"] for one in found} == {"starting"}
     assert len({one["at_s"] for one in found}) == len(found)
 
 
-def test_many_tellings_of_one_state_become_few_reports(peer: PeerProcess, client: BlockingClient, queue: str) -> None:
+def test_many_updates_of_one_state_become_few_reports(peer: PeerProcess, client: BlockingClient, queue: str) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), queue)
     for rows in range(1_000):
         reporter.report(status("busy", "running", counts=Counts(rows=rows)))
     reporter.close()
-    found = told(client, queue, "busy")
+    found = reports_of(client, queue, "busy")
     assert found[-1]["rows"] == 999
     assert len(found) < 100  # one a second
 
 
 @pytest.mark.parametrize("servers", ["http://127.0.0.1:1", "nowhere at all"])
-def test_a_cluster_that_is_not_there_costs_one_warning_and_no_whole_call_at_the_end(
+def test_an_unreachable_cluster_costs_one_warning_and_no_full_timeout_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, servers: str
 ) -> None:
     monkeypatch.setattr(reports, "CALL_TIMEOUT_S", 3600.0)
@@ -146,7 +144,7 @@ def test_a_cluster_that_is_not_there_costs_one_warning_and_no_whole_call_at_the_
     assert len(caplog.records) <= 1
 
 
-def test_without_the_right_nothing_is_reported_and_one_warning_says_so(
+def test_without_the_right_nothing_is_reported_and_one_warning_is_logged(
     peer: PeerProcess, client: BlockingClient, queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="avow.spark")
@@ -160,14 +158,14 @@ def test_without_the_right_nothing_is_reported_and_one_warning_says_so(
     assert queue not in {one.name for one in client.queues()}
 
 
-def test_a_run_that_is_not_heard_for_ten_seconds_has_died_and_an_ended_one_has_not() -> None:
+def test_a_run_silent_for_ten_seconds_has_crashed_and_an_ended_one_has_not() -> None:
     alive = Report(name="b", kind="replay", state="running", at_s=100.0)
     ended = Report(name="a", kind="audit", state="done", at_s=1.0)
-    assert [one.state for one in marked_died([alive, ended], now_s=109.0)] == ["done", "running"]
-    assert [one.state for one in marked_died([alive, ended], now_s=111.0)] == ["done", "died"]
+    assert [one.state for one in marked_crashed([alive, ended], now_s=109.0)] == ["done", "running"]
+    assert [one.state for one in marked_crashed([alive, ended], now_s=111.0)] == ["done", "crashed"]
 
 
-def test_reports_that_are_none_are_passed_over(client: BlockingClient, queue: str) -> None:
+def test_invalid_reports_are_skipped(client: BlockingClient, queue: str) -> None:
     client.create_queue(queue)
     client.queue(queue).enqueue(b"no json", key=b"x")
     client.queue(queue).enqueue(b'{"name": "y", "kind": "audit", "state": "done", "more": 1}', key=b"y")
@@ -175,7 +173,7 @@ def test_reports_that_are_none_are_passed_over(client: BlockingClient, queue: st
     assert read_reports(client, "never-made") == []
 
 
-def test_the_command_lists_what_is_reported_in_a_cluster(peer: PeerProcess, tmp_path: Path) -> None:
+def test_the_command_lists_the_reports_of_a_cluster(peer: PeerProcess, tmp_path: Path) -> None:
     reporter = Reporter(Cluster(servers=peer.url, token="root"), PIPELINES_QUEUE)
     reporter.report(status("listed", "running", counts=Counts(rows=1_234, lag=5)))
     reporter.close()

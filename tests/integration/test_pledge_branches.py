@@ -84,7 +84,7 @@ def test_a_checkback_and_a_branch_without_payload_are_a_get() -> None:
     with_service(work)
 
 
-def test_gids_and_urls_with_any_characters_arrive_as_they_are() -> None:
+def test_gids_and_urls_with_any_characters_arrive_unchanged() -> None:
     async def work(service: Service, branches: Branches) -> None:
         gid = "Größe &=?#/%+ ;"
         await branches(call_of(f"{service.url}/käse/a b?q=ü&plus=a%2Bb#fragment", gid=gid))
@@ -108,7 +108,7 @@ def test_a_branch_header_may_replace_the_content_type() -> None:
     with_service(work)
 
 
-def test_connections_are_used_again_and_never_by_two_calls_at_once() -> None:
+def test_connections_are_reused_and_never_by_two_calls_at_once() -> None:
     async def work(service: Service, branches: Branches) -> None:
         for _ in range(20):
             await branches(call_of(f"{service.url}/in"))
@@ -174,7 +174,7 @@ def test_a_body_may_end_with_its_connection_and_a_cut_one_is_lost(runner: Runner
     ],
     ids=["another protocol", "an endless head", "an upgrade"],
 )
-def test_what_is_no_answer_is_an_error_and_its_connection_is_closed(raw: bytes, text: str) -> None:
+def test_an_invalid_answer_is_an_error_and_its_connection_is_closed(raw: bytes, text: str) -> None:
     async def work(service: Service, branches: Branches) -> None:
         service.answer("/in", raw, SUCCESS)
         verdict = await branches(call_of(f"{service.url}/in", timeout_s=60.0 if text else 1.0))
@@ -185,7 +185,7 @@ def test_what_is_no_answer_is_an_error_and_its_connection_is_closed(raw: bytes, 
     with_service(work)
 
 
-def test_an_answer_that_is_too_long_is_not_looked_at() -> None:
+def test_an_answer_that_is_too_long_is_not_evaluated() -> None:
     async def work(service: Service, branches: Branches) -> None:
         service.answer("/in", (200, b" " * (2 << 20) + b'{"dtm_result":"FAILURE"}'))
         assert (await branches(call_of(f"{service.url}/in"))).result == "SUCCESS"
@@ -206,7 +206,7 @@ def test_redirects_are_not_followed() -> None:
     with_service(work)
 
 
-def test_a_service_that_is_silent_refuses_or_does_not_exist_was_not_reached(runner: Runner) -> None:
+def test_a_silent_refusing_or_missing_service_counts_as_not_reached(runner: Runner) -> None:
     async def work(service: Service, branches: Branches) -> None:
         service.answer("/in", SILENT)
         loop = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ def test_a_service_that_is_silent_refuses_or_does_not_exist_was_not_reached(runn
     with_service(work, runner)
 
 
-def test_a_connection_the_service_closed_while_idle_costs_a_repetition_and_no_error(runner: Runner) -> None:
+def test_a_connection_closed_while_idle_costs_a_retry_but_no_error(runner: Runner) -> None:
     async def work(service: Service, branches: Branches) -> None:
         assert (await branches(call_of(f"{service.url}/in"))).result == "SUCCESS"
 
@@ -241,7 +241,7 @@ def test_a_connection_the_service_closed_while_idle_costs_a_repetition_and_no_er
     with_service(work, runner)
 
 
-def test_a_new_connection_that_is_closed_without_an_answer_is_not_tried_again() -> None:
+def test_a_new_connection_closed_without_an_answer_is_not_retried() -> None:
     async def work(service: Service, branches: Branches) -> None:
         async def hang_up(_: Request) -> bytes:
             service.hang_up()
@@ -267,7 +267,7 @@ def test_a_cancelled_call_closes_its_connection() -> None:
     with_service(work)
 
 
-def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections_module, "IDLE_S", 0.1)
 
     async def work(service: Service, branches: Branches) -> None:
@@ -297,7 +297,7 @@ def test_https_is_verified(runner: Runner) -> None:
     runner(go())
 
 
-def test_a_webhook_is_told_with_a_plain_post() -> None:
+def test_a_webhook_is_called_with_a_plain_post() -> None:
     async def work(service: Service, branches: Branches) -> None:
         assert await branches.post_alert(f"{service.url}/alerts?a=b", b'{"gid":"g"}', timeout_s=10) == ""
         (seen,) = service.requests
@@ -313,7 +313,7 @@ def test_a_webhook_is_told_with_a_plain_post() -> None:
 # --------------------------------------------------------------------------------------------- JSON-RPC
 
 
-def test_a_json_rpc_branch_is_a_call_of_the_method_with_the_payload_as_parameters() -> None:
+def test_a_json_rpc_branch_calls_the_method_with_the_payload_as_parameters() -> None:
     async def work(service: Service, branches: Branches) -> None:
         async def rpc(request: Request) -> tuple[int, bytes]:
             asked = msgspec.json.decode(request.body)
@@ -360,7 +360,7 @@ class Busi(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(handle)
 
 
-def test_a_grpc_branch_gets_the_payload_as_it_is_and_the_names_as_metadata(runner: Runner) -> None:
+def test_a_grpc_branch_gets_the_payload_unchanged_and_the_ids_as_metadata(runner: Runner) -> None:
     async def go() -> None:
         busi = Busi()
         server = grpc.aio.server()
@@ -402,7 +402,7 @@ def test_a_grpc_branch_gets_the_payload_as_it_is_and_the_names_as_metadata(runne
 
 
 class Queue:
-    """What a peer's queue does with write ids: a repeated one is answered and not stored again."""
+    """As a peer's queue treats write ids: a repeated one is answered and not stored again."""
 
     def __init__(self) -> None:
         self.messages: dict[bytes, tuple[str, bytes, bytes, dict[str, str]]] = {}
@@ -446,7 +446,7 @@ def test_a_queue_branch_is_enqueued_once_under_the_pledges_write_id() -> None:
     uvloop.run(go())
 
 
-def test_a_queue_that_does_not_answer_is_given_up_in_time() -> None:
+def test_a_queue_that_does_not_answer_times_out() -> None:
     async def never(**_: Any) -> None:
         await asyncio.Event().wait()
 
@@ -458,7 +458,7 @@ def test_a_queue_that_does_not_answer_is_given_up_in_time() -> None:
     uvloop.run(go())
 
 
-def test_the_answers_of_the_services_here_are_what_dtm_clients_send() -> None:
+def test_the_test_services_answer_as_dtm_clients_do() -> None:
     async def work(service: Service, branches: Branches) -> None:
         service.answer("/checkback", SUCCESS, FAILURE)
         results = [(await branches(checkback_of(f"{service.url}/checkback"))).result for _ in range(2)]

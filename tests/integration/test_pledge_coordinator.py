@@ -73,16 +73,16 @@ def test_a_pledge_is_delivered_when_it_is_submitted(runner: Callable[[Any], Any]
 def test_a_submit_is_delivered_without_waiting_for_a_poll() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         for number in range(20):
-            told = await pledges.submit(bank(service, f"g{number}", wait_result=True))
-            assert told.delivery.state == "succeeded"
+            submission = await pledges.submit(bank(service, f"g{number}", wait_result=True))
+            assert submission.delivery.state == "succeeded"
 
     scenario(work, sweep_s=3600.0)
 
 
 def test_an_empty_url_is_delivered_at_once_as_in_dtm() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
-        told = await pledges.submit(request_of("g", "", f"{service.url}/in", wait_result=True))
-        assert told.delivery.state == "succeeded"
+        submission = await pledges.submit(request_of("g", "", f"{service.url}/in", wait_result=True))
+        assert submission.delivery.state == "succeeded"
         assert [dict(seen.query)["branch_id"] for seen in service.requests] == ["02"]
 
     scenario(work)
@@ -110,7 +110,7 @@ def test_point_1_prepare_without_a_checkback_is_refused() -> None:
     ],
     ids=["a stack trace", "OK", "500 FAILURE", "500 with a verdict", "a bare 409", "a redirect", "garbage"],
 )
-def test_point_2_a_checkback_that_is_no_verdict_decides_nothing_and_is_asked_again(no_verdict: Any) -> None:
+def test_point_2_a_checkback_without_a_verdict_decides_nothing_and_is_repeated(no_verdict: Any) -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/checkback", no_verdict, no_verdict, SUCCESS)
         await pledges.prepare(bank(service))
@@ -175,20 +175,22 @@ def test_point_3_the_same_gid_with_another_content_is_refused_and_repetitions_ru
     ],
     ids=["success", "ongoing", "error", "failure", "silence", "delay"],
 )
-def test_point_4_who_waits_for_the_result_is_told_what_it_is(answer: Any, options: dict[str, Any], state: str) -> None:
+def test_point_4_a_caller_waiting_for_the_result_gets_the_actual_status(
+    answer: Any, options: dict[str, Any], state: str
+) -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/in", answer, SUCCESS)
-        told = await pledges.submit(bank(service, wait_result=True, **options))
-        assert told.delivery.state == state
-        assert told.pledge.status == ("succeeded" if state == "succeeded" else "submitted")
+        submission = await pledges.submit(bank(service, wait_result=True, **options))
+        assert submission.delivery.state == state
+        assert submission.pledge.status == ("succeeded" if state == "succeeded" else "submitted")
         if state == "failing":
-            assert told.delivery.error
+            assert submission.delivery.error
         await ended(pledges, "g")
 
     scenario(work)
 
 
-def test_point_6_a_pledge_that_always_fails_is_dead_people_are_told_and_one_call_redrives_it() -> None:
+def test_point_6_a_pledge_that_always_fails_is_dead_alerts_and_is_redriven_by_one_call() -> None:
     async def work(service: Service, _: Coordinator) -> None:
         async with coordinator(alert_webhook=f"{service.url}/alerts") as pledges:
             service.answer("/in", (500, b"out of order"))
@@ -197,13 +199,13 @@ def test_point_6_a_pledge_that_always_fails_is_dead_people_are_told_and_one_call
             assert (dead.progress.failures, len(dead.progress.attempts)) == (6, 6)
             assert "out of order" in dead.progress.last_error
 
-            async def all_told() -> bool:
+            async def both_alerted() -> bool:
                 return len(service.to("/alerts")) == 2
 
-            await until(all_told)
-            told = [msgspec.json.decode(seen.body) for seen in service.to("/alerts")]
-            assert [(alert["retry_count"], alert["status"]) for alert in told] == [(3, "submitted"), (6, "dead")]
-            assert set(told[0]) == {"gid", "status", "branch", "error", "retry_count"}
+            await until(both_alerted)
+            alerts = [msgspec.json.decode(seen.body) for seen in service.to("/alerts")]
+            assert [(alert["retry_count"], alert["status"]) for alert in alerts] == [(3, "submitted"), (6, "dead")]
+            assert set(alerts[0]) == {"gid", "status", "branch", "error", "retry_count"}
             service.answer("/in", SUCCESS)
             await pledges.redrive("g")
             await ended(pledges, "g")
@@ -237,7 +239,7 @@ def test_point_8_retry_now_does_not_wait_for_the_back_off() -> None:
     scenario(work)
 
 
-def test_point_9_who_subscribes_gets_the_next_pledge_without_a_restart() -> None:
+def test_point_9_a_new_subscriber_gets_the_next_pledge_without_a_restart() -> None:
     async def go() -> None:
         store = MemoryStore()
         async with services(2) as (first, second), coordinator(store) as a, coordinator(store) as b:
@@ -253,7 +255,7 @@ def test_point_9_who_subscribes_gets_the_next_pledge_without_a_restart() -> None
     uvloop.run(go())
 
 
-def test_point_11_an_abort_goes_through_the_checkback_and_cannot_kill_what_committed() -> None:
+def test_point_11_an_abort_goes_through_the_checkback_and_cannot_undo_a_commit() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/checkback", SUCCESS, FAILURE)
         await pledges.prepare(bank(service, "committed", timeout_to_fail_s=100.0))
@@ -278,7 +280,7 @@ def test_point_11_an_abort_whose_service_cannot_answer_now_is_bounded_and_decide
     scenario(work)
 
 
-def test_point_13_a_caller_can_tell_failed_from_committed_and_pending() -> None:
+def test_point_13_a_caller_can_distinguish_failed_from_committed_and_pending() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/in", (500, b"later"))
         service.answer("/checkback", FAILURE)
@@ -293,7 +295,7 @@ def test_point_13_a_caller_can_tell_failed_from_committed_and_pending() -> None:
     scenario(work)
 
 
-def test_point_15_however_often_a_checkback_gives_no_verdict_it_is_asked_again() -> None:
+def test_point_15_a_checkback_without_a_verdict_is_always_repeated() -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/checkback", *[(500, b"down")] * 40, SUCCESS)
         await pledges.prepare(bank(service, retry_limit=2, timeout_to_fail_s=0.01, retry_interval_s=0.01))
@@ -387,7 +389,7 @@ def test_two_coordinators_share_a_store_and_a_paused_one_drops_its_result() -> N
 
 @pytest.mark.parametrize("how", ["silent", "refusing"])
 def test_point_5_thousands_stuck_behind_a_dead_endpoint_stop_nobody_and_go_out_when_it_returns(how: str) -> None:
-    """How long others take meanwhile is a matter of virtual time (tests/unit/pledge/test_pledge_crowds.py), and of
+    """The delay of other pledges is tested in virtual time (tests/unit/pledge/test_pledge_crowds.py), and of
     `python -m benchmarks pledges stuck`."""
 
     async def go() -> None:
@@ -411,8 +413,8 @@ def test_point_5_thousands_stuck_behind_a_dead_endpoint_stop_nobody_and_go_out_w
 
             await until(stuck, what="pledges that are stuck")
             for number in range(100):
-                told = await pledges.submit(bank(alive, f"beside{number}", wait_result=True))
-                assert told.delivery.state == "succeeded"
+                submission = await pledges.submit(bank(alive, f"beside{number}", wait_result=True))
+                assert submission.delivery.state == "succeeded"
             if how == "refusing":
                 await dead.start()
             dead.answer("/in", SUCCESS)

@@ -34,8 +34,8 @@ class GrpcPeer:
         return failure.value.code(), failure.value.details()
 
     def status(self, gid: str) -> tuple[str, list[str]]:
-        said = self.peer.ask("GET", f"/api/dtmsvr/query?gid={gid}").json
-        return said["transaction"]["status"], [branch["status"] for branch in said["branches"]]
+        reply = self.peer.ask("GET", f"/api/dtmsvr/query?gid={gid}").json
+        return reply["transaction"]["status"], [branch["status"] for branch in reply["branches"]]
 
     def until(self, gid: str, wanted: str) -> list[str]:
         wait_until(lambda: self.status(gid)[0] == wanted)
@@ -67,9 +67,9 @@ class Business(grpc.GenericRpcHandler):
         metadata = {key: value for key, value in details.invocation_metadata if key.startswith("dtm-")}
         self.heard.append((name, request, metadata))
         script = self.script.get(name)
-        said = script.pop(0) if script else None
-        if said is not None:
-            context.abort(*said)
+        reply = script.pop(0) if script else None
+        if reply is not None:
+            context.abort(*reply)
         return b""
 
 
@@ -105,7 +105,7 @@ def request_of(gid: str, base: str, *methods: str, **options: Any) -> Any:
     )
 
 
-def test_a_gid_is_given_out(dtm: GrpcPeer) -> None:
+def test_a_gid_is_issued(dtm: GrpcPeer) -> None:
     assert re.fullmatch(r"[2-9A-HJ-NP-Za-km-z]{22}", parsed("DtmGidReply", dtm.call("NewGid")).Gid)
 
 
@@ -123,8 +123,8 @@ def test_normal(dtm: GrpcPeer, business: tuple[Business, str], gid: str) -> None
     names = handler.heard[0][2]
     assert (names["dtm-gid"], names["dtm-branch_id"], names["dtm-op"]) == (gid, "01", "action")
     assert names["dtm-trans_type"] == "msg"
-    said = dtm.peer.ask("GET", f"/api/dtmsvr/query?gid={gid}").json["transaction"]
-    assert (said["protocol"], said["branch_headers"]) == ("grpc", {"test_header": "value"})
+    reply = dtm.peer.ask("GET", f"/api/dtmsvr/query?gid={gid}").json["transaction"]
+    assert (reply["protocol"], reply["branch_headers"]) == ("grpc", {"test_header": "value"})
 
 
 def test_timeout_success(dtm: GrpcPeer, business: tuple[Business, str], gid: str) -> None:
@@ -170,7 +170,7 @@ def test_branches_over_http_are_pledged_over_grpc_too(dtm: GrpcPeer, gid: str) -
         assert dtm.until(gid, "succeed") == ["succeed"]
 
 
-def test_refusals_have_dtms_codes_and_words(dtm: GrpcPeer, business: tuple[Business, str], gid: str) -> None:
+def test_refusals_have_dtms_codes_and_texts(dtm: GrpcPeer, business: tuple[Business, str], gid: str) -> None:
     handler, base = business
     asked = request_of(gid, base, "TransIn", WaitResult=True)
     dtm.call("Submit", asked)
@@ -222,7 +222,7 @@ def test_topics(dtm: GrpcPeer, gid: str) -> None:
     assert dtm.fails("DeleteTopic", message("DtmTopicRequest", Topic=gid))[0] == grpc.StatusCode.UNKNOWN
 
 
-def test_bytes_that_are_no_message_are_refused(dtm: GrpcPeer) -> None:
+def test_bytes_that_are_not_a_message_are_refused(dtm: GrpcPeer) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         dtm.channel.unary_unary("/dtmgimp.Dtm/Submit")(b"\xff\xff\xff", timeout=20)
     assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -234,7 +234,7 @@ def test_calls_are_counted(dtm: GrpcPeer) -> None:
     assert 'dtm_server_process_total{api="newgid",status="ok",type="grpc"}' in text
 
 
-def test_tokens_and_tls_hold_for_grpc_too(tmp_path: Path) -> None:
+def test_tokens_and_tls_apply_to_grpc_too(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     rights = {"writer": '{ "avow.pledges" = ["write"] }', "other": '{ "orders" = ["write"] }'}
     tokens.write_text(

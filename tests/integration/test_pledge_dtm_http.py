@@ -67,8 +67,8 @@ def trans(gid: str, service: Service, *paths: str, **more: Any) -> dict[str, Any
 
 
 def status(peer: PeerProcess, gid: str) -> tuple[str, list[str]]:
-    said = get(peer, "query", gid=gid).json
-    return said["transaction"]["status"], [branch["status"] for branch in said["branches"]]
+    reply = get(peer, "query", gid=gid).json
+    return reply["transaction"]["status"], [branch["status"] for branch in reply["branches"]]
 
 
 def until(peer: PeerProcess, gid: str, wanted: str) -> list[str]:
@@ -84,14 +84,14 @@ def refused(answer: Answer, message: str) -> None:
 # ---------------------------------------------------------------------- msg_test.go
 
 
-def test_small_questions_are_answered_as_dtm_does(peer: PeerProcess) -> None:
+def test_simple_queries_are_answered_as_dtm_does(peer: PeerProcess) -> None:
     for method in ("GET", "POST", "PUT"):
         assert peer.ask(method, "/api/ping").json == {"msg": "pong"}
     assert get(peer, "version").json == {"version": "v1.19.0"}
-    said = get(peer, "newGid").json
-    assert said["dtm_result"] == "SUCCESS"
-    assert re.fullmatch(r"[2-9A-HJ-NP-Za-km-z]{22}", said["gid"])
-    assert get(peer, "newGid").json["gid"] != said["gid"]
+    reply = get(peer, "newGid").json
+    assert reply["dtm_result"] == "SUCCESS"
+    assert re.fullmatch(r"[2-9A-HJ-NP-Za-km-z]{22}", reply["gid"])
+    assert get(peer, "newGid").json["gid"] != reply["gid"]
     assert peer.ask("GET", "/api/dtmsvr/prepare").status == 404
     assert peer.ask("GET", "/api/nothing").status == 404
 
@@ -161,7 +161,7 @@ def test_abort(peer: PeerProcess, service: Service, gid: str) -> None:
     assert (answer.status, answer.json) == (500, {"message": "no TransGlobal with gid: unheard-of found"})
 
 
-def test_an_abort_does_not_kill_what_the_checkback_says_is_committed(
+def test_an_abort_does_not_end_a_pledge_that_the_checkback_calls_committed(
     peer: PeerProcess, service: Service, gid: str
 ) -> None:
     body = trans(gid, service, "/in")
@@ -183,7 +183,7 @@ def test_a_prepare_without_query_prepared_is_a_failure(peer: PeerProcess, servic
     assert get(peer, "query", gid=gid).json == {"transaction": None, "branches": []}
 
 
-def test_the_same_gid_for_something_else_is_a_failure(peer: PeerProcess, service: Service, gid: str) -> None:
+def test_the_same_gid_with_another_content_is_a_failure(peer: PeerProcess, service: Service, gid: str) -> None:
     post(peer, "prepare", trans(gid, service, "/in"))
     for operation in ("prepare", "submit"):
         answer = post(peer, operation, trans(gid, service, "/elsewhere"))
@@ -191,7 +191,7 @@ def test_the_same_gid_for_something_else_is_a_failure(peer: PeerProcess, service
     assert status(peer, gid)[0] == "prepared"
 
 
-def test_a_submit_that_is_repeated_runs_nothing_again(peer: PeerProcess, service: Service, gid: str) -> None:
+def test_a_repeated_submit_runs_nothing_again(peer: PeerProcess, service: Service, gid: str) -> None:
     service.says("/in", *ONGOING)
     body = trans(gid, service, "/out", "/in", retry_interval=1)
     for _ in range(3):
@@ -200,7 +200,7 @@ def test_a_submit_that_is_repeated_runs_nothing_again(peer: PeerProcess, service
     assert (len(service.calls("/out")), len(service.calls("/in"))) == (1, 2)
 
 
-def test_who_waits_for_a_result_hears_ongoing_while_delivery_goes_on(
+def test_a_caller_waiting_for_the_result_gets_ongoing_while_delivery_continues(
     peer: PeerProcess, service: Service, gid: str
 ) -> None:
     service.says("/in", 500, {"message": "FAILURE in a stack trace"})
@@ -270,7 +270,7 @@ def test_concurrent_branches_do_not_wait_for_each_other(peer: PeerProcess, servi
     assert len(service.calls("/in")) == 1
 
 
-def test_a_timeout_of_its_own_is_heeded(peer: PeerProcess, service: Service, gid: str) -> None:
+def test_a_pledges_own_timeout_is_used(peer: PeerProcess, service: Service, gid: str) -> None:
     post(peer, "prepare", trans(gid, service, "/in", timeout_to_fail=1))
     post(peer, "prepare", trans(f"{gid}-late", service, "/in", timeout_to_fail=3_000))
     until(peer, gid, "succeed")
@@ -294,8 +294,8 @@ def test_query(peer: PeerProcess, service: Service, gid: str) -> None:
     assert (get(peer, "query").status, get(peer, "query").json) == (500, {"message": "no gid specified"})
     assert get(peer, "query", gid="unheard-of").json == {"transaction": None, "branches": []}
     post(peer, "prepare", trans(gid, service, "/in", retry_interval=7, branch_headers={"a": "b"}, custom_data="mine"))
-    said = get(peer, "query", gid=gid).json
-    found = said["transaction"]
+    reply = get(peer, "query", gid=gid).json
+    found = reply["transaction"]
     assert found["id"] == 0
     assert (found["gid"], found["trans_type"], found["status"]) == (gid, "msg", "prepared")
     assert (found["protocol"], found["query_prepared"]) == ("http", service.url("/check"))
@@ -304,7 +304,7 @@ def test_query(peer: PeerProcess, service: Service, gid: str) -> None:
     assert (found["custom_data"], found["next_cron_interval"]) == ("mine", 7)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found["create_time"])
     assert {"finish_time", "rollback_time", "owner"}.isdisjoint(found)
-    (branch,) = said["branches"]
+    (branch,) = reply["branches"]
     assert json.loads(b64decode(branch["bin_data"])) == {"amount": 30, "number": 0}
     assert (branch["branch_id"], branch["op"], branch["url"]) == ("01", "action", service.url("/in"))
     assert "finish_time" not in branch
@@ -364,9 +364,9 @@ def test_reset_cron_time(peer: PeerProcess, service: Service, gid: str) -> None:
         post(peer, "submit", trans(f"{gid}-{number}", service, "/in", retry_interval=30_000))
     for number in range(3):
         wait_until(lambda n=number: peer.ask("GET", f"/v1/pledges/{gid}-{n}").json["failures"] == 1)  # type: ignore[misc]
-    said = get(peer, "resetCronTime", timeout=1, limit=1).json
-    assert said["succeed_count"] == 1
-    assert said["has_remaining"] is True
+    reply = get(peer, "resetCronTime", timeout=1, limit=1).json
+    assert reply["succeed_count"] == 1
+    assert reply["has_remaining"] is True
     assert get(peer, "resetCronTime", timeout=100_000).json == {"has_remaining": False, "succeed_count": 0}
     get(peer, "resetCronTime", timeout=1, limit=1_000)
     for number in range(3):
@@ -391,17 +391,17 @@ def test_metrics(peer: PeerProcess, service: Service, gid: str) -> None:
 
 
 def test_topics(peer: PeerProcess, service: Service, gid: str) -> None:
-    def said(operation: str, **query: str) -> tuple[int, Any]:
+    def call(operation: str, **query: str) -> tuple[int, Any]:
         answer = get(peer, operation, **query)
         return answer.status, answer.json
 
-    assert said("subscribe", topic="", url="http://a") == (500, {"message": "empty topic"})
-    assert said("subscribe", topic=gid, url="") == (500, {"message": "empty url"})
-    assert said("unsubscribe", topic=gid, url="http://a") == (500, {"message": "no such a topic"})
+    assert call("subscribe", topic="", url="http://a") == (500, {"message": "empty topic"})
+    assert call("subscribe", topic=gid, url="") == (500, {"message": "empty url"})
+    assert call("unsubscribe", topic=gid, url="http://a") == (500, {"message": "no such a topic"})
     for path in ("/a", "/b"):
-        assert said("subscribe", topic=gid, url=service.url(path), remark="test") == (200, DTM_SUCCESS)
-    assert said("subscribe", topic=gid, url=service.url("/a")) == (500, {"message": "this url exists"})
-    assert said("unsubscribe", topic=gid, url="http://nobody") == (500, {"message": "no such an url "})
+        assert call("subscribe", topic=gid, url=service.url(path), remark="test") == (200, DTM_SUCCESS)
+    assert call("subscribe", topic=gid, url=service.url("/a")) == (500, {"message": "this url exists"})
+    assert call("unsubscribe", topic=gid, url="http://nobody") == (500, {"message": "no such an url "})
     (row,) = get(peer, "queryKV", cat="topics", key=gid).json["kv"]
     assert (row["cat"], row["k"], row["version"]) == ("topics", gid, 2)
     assert json.loads(row["v"]) == [{"url": service.url(path), "remark": "test"} for path in ("/a", "/b")]
@@ -411,12 +411,12 @@ def test_topics(peer: PeerProcess, service: Service, gid: str) -> None:
     assert post(peer, "submit", trans(f"{gid}-t", service, f"topic://{gid}", wait_result=True)).json == DTM_SUCCESS
     assert (len(service.calls("/a")), len(service.calls("/b"))) == (1, 1)
     assert [b.query["branch_id"] for b in service.heard] == ["01-01", "01-02"]
-    assert said("unsubscribe", topic=gid, url=service.url("/a")) == (200, DTM_SUCCESS)
+    assert call("unsubscribe", topic=gid, url=service.url("/a")) == (200, DTM_SUCCESS)
     assert peer.ask("DELETE", f"/api/dtmsvr/topic/{gid}").json == DTM_SUCCESS
     assert peer.ask("DELETE", f"/api/dtmsvr/topic/{gid}").status == 500
 
 
-def test_concurrent_subscribes_all_come_through(peer: PeerProcess, gid: str) -> None:
+def test_concurrent_subscribes_all_succeed(peer: PeerProcess, gid: str) -> None:
     urls = [f"http://s{number}" for number in range(20)]
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda url: get(peer, "subscribe", topic=gid, url=url).status, urls))
@@ -453,11 +453,11 @@ def test_json_rpc_normal(peer: PeerProcess, service: Service, gid: str) -> None:
     assert len(rpc(peer, "newGid")["result"]["gid"]) == 22
     service.says("/in", 200, {"jsonrpc": "2.0", "error": {"code": -32902, "message": "ONGOING"}})
     for operation in ("prepare", "submit"):
-        said = rpc(peer, operation, trans(gid, service, "/in"))
-        assert said == {"jsonrpc": "2.0", "id": "1", "error": None, "result": None}
+        reply = rpc(peer, operation, trans(gid, service, "/in"))
+        assert reply == {"jsonrpc": "2.0", "id": "1", "error": None, "result": None}
     assert until(peer, gid, "succeed") == ["succeed"]
-    said = rpc(peer, "submit", trans(gid, service, "/in"))
-    assert said["error"] == {"code": -32901, "message": "current status 'succeed', cannot sumbmit. FAILURE"}
+    reply = rpc(peer, "submit", trans(gid, service, "/in"))
+    assert reply["error"] == {"code": -32901, "message": "current status 'succeed', cannot sumbmit. FAILURE"}
 
 
 def test_json_rpc_branches_are_called_and_judged_as_such(peer: PeerProcess, service: Service, gid: str) -> None:

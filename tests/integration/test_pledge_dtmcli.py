@@ -157,7 +157,7 @@ def test_a_failure_rolls_back_and_delivers_nothing(peer: PeerProcess, bank: Bank
     assert not bank.calls("/TransIn")
 
 
-def test_a_checkback_that_comes_first_makes_the_transaction_fail(peer: PeerProcess, bank: Bank) -> None:
+def test_a_checkback_before_the_transaction_makes_it_fail(peer: PeerProcess, bank: Bank) -> None:
     """The business is so late that it was asked about already: its barrier row is taken."""
     made = message(peer, bank)
     made.trans_base.timeout_to_fail = 1
@@ -175,7 +175,7 @@ def test_a_checkback_that_comes_first_makes_the_transaction_fail(peer: PeerProce
     assert bank.balances() == (10000, 10000)
 
 
-def test_a_commit_whose_submit_got_lost_is_delivered_through_the_checkback(peer: PeerProcess, bank: Bank) -> None:
+def test_a_commit_whose_submit_was_lost_is_delivered_through_the_checkback(peer: PeerProcess, bank: Bank) -> None:
     made = message(peer, bank)
     made.trans_base.timeout_to_fail = 1
     made.prepare(bank.url("/QueryPrepared"))
@@ -207,7 +207,7 @@ def test_a_server_that_cannot_be_reached_fails_before_anything_is_done(bank: Ban
     assert bank.balances() == (10000, 10000)
 
 
-def test_a_repeated_branch_puts_the_money_there_once(peer: PeerProcess, bank: Bank) -> None:
+def test_a_repeated_branch_credits_the_money_once(peer: PeerProcess, bank: Bank) -> None:
     made = message(peer, bank)
     bank.says("/TransIn", 500, bank._trans_in)  # done, and the answer says otherwise
     transfer(made, bank, lambda cursor: adjust(cursor, 1, -30))

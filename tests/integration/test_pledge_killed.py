@@ -49,7 +49,7 @@ def coordinator(cluster: LocalCluster, gid: str, *, at: int) -> int:
 
 
 def delivered(cluster: LocalCluster, number: int) -> Counter[str]:
-    """How often each gid stands in the queue."""
+    """How often each gid is in the queue."""
     found: Counter[str] = Counter()
     for lane in range(3):
         after = 0
@@ -64,7 +64,7 @@ def delivered(cluster: LocalCluster, number: int) -> Counter[str]:
 
 
 def _lines(cluster: LocalCluster, number: int, path: str) -> list[dict[str, Any]]:
-    """A peer that has just come back may say first that it hears no quorum yet."""
+    """A peer that has just come back may first answer that it has no quorum yet."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     found: list[bytes] = []
 
@@ -117,14 +117,14 @@ def test_many_pledges_arrive_exactly_once_while_peers_are_killed(cluster: LocalC
         body = {"branches": [{"url": "queue://transfers", "payload": gids[number]}]}
         for attempt in range(200):
             try:
-                said = ask(
+                reply = ask(
                     cluster, 1 + (number + attempt) % 3, "POST", f"/v1/pledges/{gids[number]}/submit?timeout_s=5", body
                 )
             except (OSError, http.client.HTTPException):
                 continue
-            if said.get("gid") == gids[number]:
+            if reply.get("gid") == gids[number]:
                 return
-        raise AssertionError(f"{gids[number]} was never taken: {said}")
+        raise AssertionError(f"{gids[number]} was never taken: {reply}")
 
     with ThreadPoolExecutor(8) as pool:
         submitted = [pool.submit(submit, number) for number in range(PLEDGES)]
@@ -145,8 +145,8 @@ def _all_arrived(cluster: LocalCluster, gids: list[str]) -> bool:
         return False
 
 
-def test_a_peer_that_does_not_know_yet_which_queues_there_are_calls_none_unknown(cluster: LocalCluster) -> None:
-    """It would be believed: the service would roll back, and look for a mistake of its own."""
+def test_a_peer_that_has_not_learned_the_queues_calls_none_unknown(cluster: LocalCluster) -> None:
+    """The service would trust a wrong answer and roll back."""
     for number in (1, 2, 3):
         cluster.kill(number)
     cluster.restart(1, ready=False)
@@ -158,12 +158,12 @@ def test_a_peer_that_does_not_know_yet_which_queues_there_are_calls_none_unknown
     assert ask(cluster, 1, "POST", "/v1/pledges/early/prepare", body)["error"]["code"] == "UNKNOWN_QUEUE"
 
 
-def test_a_peer_that_joins_takes_its_share_of_the_lanes(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_peer_that_joins_gets_its_share_of_the_lanes(cluster: LocalCluster, tmp_path: Path) -> None:
     with Service() as service:
         ask(cluster, 1, "POST", "/v1/pledges/before/submit", {"branches": [{"url": service.url("/a")}]})
         number = cluster.add(folder=tmp_path / "joining")
         wait_until(lambda: _status(cluster, number, "before") == "succeeded")
-        said = ask(cluster, number, "POST", "/v1/pledges/there/submit", {"branches": [{"url": service.url("/b")}]})
-        assert said["status"] == "submitted"
+        reply = ask(cluster, number, "POST", "/v1/pledges/there/submit", {"branches": [{"url": service.url("/b")}]})
+        assert reply["status"] == "submitted"
         service.wait_for("/b", 1)
         wait_until(lambda: _status(cluster, 1, "there") == "succeeded")

@@ -90,7 +90,7 @@ def test_a_prepared_and_submitted_pledge_calls_its_branches_in_order(peer: PeerP
     assert done["finished_ms"] >= done["created_ms"]
 
 
-def test_repeating_a_request_runs_nothing_again_and_other_content_is_refused(
+def test_a_repeated_request_runs_nothing_again_and_other_content_is_refused(
     peer: PeerProcess, service: Service
 ) -> None:
     branch = {"url": service.url("/in"), "payload": "1"}
@@ -111,7 +111,7 @@ def test_a_prepare_without_a_checkback_is_refused(peer: PeerProcess, service: Se
 
 
 @pytest.mark.parametrize(("verdict", "status"), [(SUCCESS, "succeeded"), (FAILURE, "failed")])
-def test_the_checkback_decides_about_a_pledge_that_nobody_submits(
+def test_the_checkback_decides_an_unsubmitted_pledge(
     peer: PeerProcess, service: Service, verdict: tuple[int, Any], status: str
 ) -> None:
     gid = f"left-{status}"
@@ -134,7 +134,7 @@ def test_the_checkback_decides_about_a_pledge_that_nobody_submits(
     assert len(service.calls("/in")) == (status == "succeeded")
 
 
-def test_point_12_a_checkback_is_told_when_its_pledge_was_prepared(peer: PeerProcess, tmp_path: Path) -> None:
+def test_point_12_a_checkback_carries_the_time_its_pledge_was_prepared(peer: PeerProcess, tmp_path: Path) -> None:
     """After a clean-up a missing row proves something only of a pledge that is known to be younger."""
     engine = create_engine(f"sqlite:///{tmp_path / 'bank.db'}")
     create_table(engine)
@@ -154,7 +154,7 @@ def test_point_12_a_checkback_is_told_when_its_pledge_was_prepared(peer: PeerPro
     engine.dispose()
 
 
-def test_an_abort_asks_the_checkback_and_cannot_kill_what_committed(peer: PeerProcess, service: Service) -> None:
+def test_an_abort_asks_the_checkback_and_cannot_undo_a_commit(peer: PeerProcess, service: Service) -> None:
     service.always("/no", *FAILURE)
     for gid, path in (("rolled-back", "/no"), ("committed", "/yes")):
         body = {"branches": [{"url": service.url("/in")}], "checkback": service.url(path)}
@@ -167,7 +167,7 @@ def test_an_abort_asks_the_checkback_and_cannot_kill_what_committed(peer: PeerPr
     assert len(service.calls("/in")) == 1
 
 
-def test_a_branch_that_fails_is_repeated_and_its_attempts_are_shown(peer: PeerProcess, service: Service) -> None:
+def test_a_failing_branch_is_retried_and_its_attempts_are_shown(peer: PeerProcess, service: Service) -> None:
     service.says("/in", 500, {"error": "sorry"}, times=2)
     submit(peer, "stubborn", {"url": service.url("/in")})
     found = until(peer, "stubborn", "succeeded")
@@ -176,7 +176,7 @@ def test_a_branch_that_fails_is_repeated_and_its_attempts_are_shown(peer: PeerPr
     assert found["branches"][0]["attempts"] == 3
 
 
-def test_who_waits_for_the_result_is_told_what_it_is(peer: PeerProcess, service: Service) -> None:
+def test_a_caller_waiting_for_the_result_gets_the_actual_status(peer: PeerProcess, service: Service) -> None:
     assert submit(peer, "w1", {"url": service.url("/in")}, wait_result=True).json["delivery"] == "succeeded"
     service.says("/slow", *ONGOING)
     answer = submit(peer, "w2", {"url": service.url("/slow")}, wait_result=True)
@@ -231,7 +231,7 @@ def test_retry_now_does_not_wait_for_the_back_off(peer: PeerProcess, service: Se
     until(peer, "patient-2", "succeeded")
 
 
-def test_a_stopped_pledge_delivers_nothing_more(peer: PeerProcess, service: Service) -> None:
+def test_a_stopped_pledge_makes_no_more_deliveries(peer: PeerProcess, service: Service) -> None:
     service.always("/never", 500)
     submit(peer, "stopped", {"url": service.url("/never")}, retry_interval_s=0.2)
     service.wait_for("/never", 1)
@@ -244,7 +244,7 @@ def test_a_stopped_pledge_delivers_nothing_more(peer: PeerProcess, service: Serv
 # ---------------------------------------------------------------------- queues and topics
 
 
-def test_a_branch_of_a_queue_is_enqueued_once_with_its_key_and_names(peer: PeerProcess) -> None:
+def test_a_queue_branch_is_enqueued_once_with_its_key_and_ids(peer: PeerProcess) -> None:
     branches: list[dict[str, Any]] = [
         {"url": "queue://transfers", "json": {"n": 1}},
         {"url": "queue://transfers?key=k%201", "payload": "2"},
@@ -274,7 +274,7 @@ def test_a_branch_that_cannot_be_delivered_is_refused_when_it_is_pledged(
     assert peer.ask("GET", "/v1/pledges/undeliverable").status == 404
 
 
-def test_a_topic_fans_out_to_those_who_subscribed_before(peer: PeerProcess, service: Service) -> None:
+def test_a_topic_fans_out_to_earlier_subscribers(peer: PeerProcess, service: Service) -> None:
     for path in ("/a", "/b"):
         body = {"url": service.url(path), "remark": path}
         assert peer.ask("POST", "/v1/topics/goods/subscribers", body).status == 200
@@ -319,14 +319,14 @@ def test_pledges_are_listed_in_pages_by_status_and_time(peer: PeerProcess, servi
 # ---------------------------------------------------------------------- settings, stores, restarts
 
 
-def test_a_peer_that_nobody_gives_pledges_has_no_lanes_for_them(tmp_path: Path) -> None:
+def test_a_cluster_without_pledges_has_no_lanes_for_them(tmp_path: Path) -> None:
     with serving(tmp_path) as peer:
         wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
         assert peer.ask("GET", "/v1/queues?internal=true").json["queues"] == []
         assert "avow_pledges_stored 0.0" in peer.ask("GET", "/metrics").body.decode()
 
 
-def test_what_was_pledged_goes_on_after_kill_9_and_restart(tmp_path: Path) -> None:
+def test_pledges_continue_after_kill_9_and_restart(tmp_path: Path) -> None:
     with Service() as service:
         service.always("/in", 500)
         with serving(tmp_path, pledge_retry_s=0.2) as peer:
@@ -345,7 +345,7 @@ def test_what_was_pledged_goes_on_after_kill_9_and_restart(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
-def test_a_store_of_its_own_is_opened_with_the_peer(
+def test_a_configured_store_is_opened_with_the_peer(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest, service: Service
 ) -> None:
     url = f"sqlite:{tmp_path / 'pledges.db'}"
@@ -372,7 +372,7 @@ def test_a_store_that_cannot_be_opened_ends_the_peer_with_a_reason(tmp_path: Pat
     assert "pledge_store must be lane, sqlite:PATH" in (tmp_path / "stderr").read_text()
 
 
-def test_settings_of_pledges_are_heeded(tmp_path: Path) -> None:
+def test_pledge_settings_are_applied(tmp_path: Path) -> None:
     settings = {"pledge_timeout_s": 0.3, "pledge_retry_s": 0.1, "pledge_dead_s": 1, "pledge_keep_s": 1}
     with Service() as service, serving(tmp_path, **settings, pledge_alert=service.url("/alert")) as peer:
         wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
@@ -387,7 +387,7 @@ def test_settings_of_pledges_are_heeded(tmp_path: Path) -> None:
         assert set(alert) == {"gid", "status", "branch", "error", "retry_count"}
 
 
-def test_a_finished_pledge_is_remembered_for_its_time_and_no_longer(tmp_path: Path) -> None:
+def test_a_finished_pledge_is_remembered_only_for_its_retention_time(tmp_path: Path) -> None:
     """It is looked after now and then, and when a peer starts."""
     store = f"sqlite:{tmp_path / 'pledges.db'}"
     with serving(tmp_path, pledge_store=store) as peer:
@@ -399,7 +399,7 @@ def test_a_finished_pledge_is_remembered_for_its_time_and_no_longer(tmp_path: Pa
         wait_until(lambda: peer.ask("GET", "/v1/pledges/over").status == 404)
 
 
-def test_metrics_tell_of_pledges(peer: PeerProcess, service: Service) -> None:
+def test_metrics_cover_pledges(peer: PeerProcess, service: Service) -> None:
     submit(peer, "measured", {"url": service.url("/in")}, wait_result=True)
     text = peer.ask("GET", "/metrics").body.decode()
     for name in (

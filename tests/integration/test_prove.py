@@ -33,8 +33,8 @@ def test_no_fault_breaks_a_promise(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert run.stdout, run.stderr
     verdict = json.loads(run.stdout)
-    said = json.dumps({name: verdict[name] for name in ("violations", "findings", "troubles", "stuck", "folder")})
-    assert run.returncode == 0, said
+    summary = json.dumps({name: verdict[name] for name in ("violations", "findings", "troubles", "stuck", "folder")})
+    assert run.returncode == 0, summary
     assert verdict["violations"] == {}
     assert all(verdict["checked"].values()), verdict["checked"]
     assert verdict["acknowledged"] > 100

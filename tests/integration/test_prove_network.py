@@ -1,4 +1,4 @@
-"""The proxy between peers: who dials is learned from the Hello; bytes are held, cut and slowed, and never changed."""
+"""The proxy between peers: the dialling peer is known from its Hello; bytes are held, cut and slowed, never changed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_bytes_go_both_ways_unchanged(pair: Pair) -> None:
     assert read(near, 6) == b"answer"
 
 
-def test_what_is_held_arrives_after_the_heal_in_order(pair: Pair) -> None:
+def test_held_bytes_arrive_in_order_after_the_heal(pair: Pair) -> None:
     near, far = pair.dial()
     pair.network.hold([(2, 1)], cut=False)
     near.sendall(b"one ")
@@ -121,7 +121,7 @@ def test_a_cut_closes_the_link_and_a_new_one_waits_for_the_heal(pair: Pair) -> N
     assert read(far, len(greeting)) == greeting
 
 
-def test_other_pairs_are_left_alone(pair: Pair) -> None:
+def test_other_pairs_are_not_affected(pair: Pair) -> None:
     near, far = pair.dial()
     pair.network.hold([(3, 1), (1, 3)], cut=True)
     near.sendall(b"still here")
@@ -138,13 +138,13 @@ def test_a_slow_link_delivers_later(pair: Pair) -> None:
     pair.network.heal()
 
 
-def test_a_connection_that_says_something_else_is_closed(pair: Pair) -> None:
+def test_a_connection_with_another_protocol_is_closed(pair: Pair) -> None:
     with socket.create_connection((pair.network.host, pair.port), timeout=60) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
         assert is_closed(stranger)
 
 
-def test_an_api_is_reached_whatever_faults_its_links_have(pair: Pair) -> None:
+def test_an_api_is_reachable_whatever_faults_its_links_have(pair: Pair) -> None:
     ports = Ports()
     port = ports.take()
     pair.network.hold([(2, 1), (1, 2), (0, 0)], cut=True)

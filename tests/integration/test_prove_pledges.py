@@ -23,7 +23,7 @@ MISTAKEN = str(Path(__file__).with_name("mistaken_services.py"))
 @pytest.mark.parametrize(
     ("stores", "databases"), [(STORES, ("sqlite",)), (("sqlite",), DATABASES)], ids=["stores", "databases"]
 )
-def test_what_is_pledged_is_delivered_if_and_only_if_it_commits_whoever_is_killed(
+def test_pledges_are_delivered_if_and_only_if_they_commit_whoever_is_killed(
     stores: tuple[StoreKind, ...], databases: tuple[DatabaseKind, ...]
 ) -> None:
     options = Options(runs=2 * len(stores) * len(databases), seed=20261115, stores=stores, databases=databases)
@@ -43,7 +43,7 @@ def test_what_is_pledged_is_delivered_if_and_only_if_it_commits_whoever_is_kille
         ("work in another transaction", "before-prepare", "lost"),
     ],
 )
-def test_a_service_with_a_mistake_is_found(tmp_path: Path, mistake: str, point: Point, anomaly: str) -> None:
+def test_a_faulty_service_is_detected(tmp_path: Path, mistake: str, point: Point, anomaly: str) -> None:
     database, store = f"sqlite:{tmp_path / 'works.db'}", f"sqlite:{tmp_path / 'store.db'}"
     with ForkServer(MISTAKEN, PEER) as fork_server:
         testbed = pledge_testbed.Testbed(

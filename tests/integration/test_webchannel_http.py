@@ -1,4 +1,4 @@
-"""WebChannel sessions over HTTP, asked by hand: what clients never do, what pages must not, the life of a socket."""
+"""WebChannel sessions with raw HTTP requests: invalid clients, forbidden pages, opening and closing."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ TIMING = Timing(keep_alive_s=0.3, expiry_s=0.6, close_s=0.4, back_age_s_max=60)
 
 
 class User:
-    """Keeps what it is told. `on_packet` may do what an application would."""
+    """Records all events. `on_packet` may do what an application would."""
 
     def __init__(self) -> None:
         self.socket: Socket
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.on_packet: Callable[[bytes], None] = lambda data: None
         self.on_writable: Callable[[], None] = lambda: None
 
     def opened(self, socket: Socket) -> None:
         self.socket = socket
-        self.told.append("opened")
+        self.events.append("opened")
 
     def packet(self, socket: Socket, data: bytes | memoryview) -> None:
-        self.told.append(bytes(data))
+        self.events.append(bytes(data))
         self.on_packet(bytes(data))
 
     def writable(self, socket: Socket) -> None:
-        self.told.append("writable")
+        self.events.append("writable")
         self.on_writable()
 
     def lost(self, socket: Socket, reason: str) -> None:
-        self.told.append(("lost", reason))
+        self.events.append(("lost", reason))
 
 
 class Answer:
@@ -102,9 +102,9 @@ class Peer:
         return sid
 
     async def lost(self, user: User) -> str:
-        await wait_until(lambda: bool(user.told) and user.told[-1][0] == "lost")
-        assert [told for told in user.told if told[0] == "lost"] == user.told[-1:], "it is lost once"
-        reason: str = user.told[-1][1]
+        await wait_until(lambda: bool(user.events) and user.events[-1][0] == "lost")
+        assert [events for events in user.events if events[0] == "lost"] == user.events[-1:], "it is lost once"
+        reason: str = user.events[-1][1]
         return reason
 
 
@@ -166,7 +166,7 @@ def with_peer(test: Callable[[Peer], Coroutine[Any, Any, None]], *, timing: Timi
 # ---------------------------------------------------------------------- requests
 
 
-def test_a_session_that_is_not_there_is_called_so_in_the_words_that_clients_look_for() -> None:
+def test_an_unknown_session_is_answered_with_the_text_that_clients_expect() -> None:
     async def test(peer: Peer) -> None:
         for method, query in (("POST", "SID=abc&RID=2&AID=0"), ("GET", "SID=abc&RID=rpc&AID=0&CI=0&TYPE=xmlhttp")):
             answer = await peer.ask(method, query, b"count=0")
@@ -187,7 +187,7 @@ def test_a_session_that_is_not_there_is_called_so_in_the_words_that_clients_look
         ("GET", "SID=null&RID=1&$req=nonsense", b""),
     ],
 )
-def test_a_handshake_that_is_none_opens_nothing(method: str, query: str, body: bytes) -> None:
+def test_an_invalid_handshake_opens_nothing(method: str, query: str, body: bytes) -> None:
     async def test(peer: Peer) -> None:
         answer = await peer.ask(method, query, body)
         assert answer.status == 400
@@ -200,28 +200,28 @@ def test_a_handshake_that_is_none_opens_nothing(method: str, query: str, body: b
 @pytest.mark.parametrize(
     "query", ["", "AID=-1", "AID=x", "AID=1", "AID=" + "9" * 20, "AID=" + "0" * 5000, "AID=0&AID=0"]
 )
-def test_a_request_that_cannot_be_leaves_the_session_as_it_was(query: str) -> None:
+def test_an_invalid_request_leaves_the_session_unchanged(query: str) -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         for body in (maps(0, b"a"), b"count=2&ofs=0&req0_f=YQ=="):
             answer = await peer.ask("POST", f"SID={sid}&RID=2&{query}", body)
             assert answer.status == 400
         assert (await peer.ask("POST", f"SID={sid}&RID=2&AID=0", maps(0, b"a"))).status == 200
-        assert peer.users[0].told == ["opened", b"a"]
+        assert peer.users[0].events == ["opened", b"a"]
 
     with_peer(test)
 
 
-def test_a_handshake_brings_its_own_parameters_and_its_first_packets() -> None:
+def test_a_handshake_carries_its_parameters_and_first_packets() -> None:
     async def test(peer: Peer) -> None:
         await peer.open(maps(0, b"a", b"b"), "RID=1&CVER=22&role=producer&queue=two+words&zx=1&t=1")
         assert peer.asked == [(None, {"role": "producer", "queue": "two words"})]
-        assert peer.users[0].told == ["opened", b"a", b"b"]
+        assert peer.users[0].events == ["opened", b"a", b"b"]
 
     with_peer(test)
 
 
-def test_a_token_comes_as_a_header_or_in_the_handshake() -> None:
+def test_a_token_is_sent_as_a_header_or_in_the_handshake() -> None:
     async def test(peer: Peer) -> None:
         encoded = quote("X-Other:1\r\nAuthorization:Bearer abc\r\n")
         await peer.open(authorization="Bearer abc")
@@ -234,7 +234,7 @@ def test_a_token_comes_as_a_header_or_in_the_handshake() -> None:
 
 
 @pytest.mark.parametrize("error", [UnknownQueue("there is no queue"), Forbidden("no")])
-def test_whoever_may_not_open_a_session_hears_why(error: AvowError) -> None:
+def test_a_refused_session_gets_the_reason(error: AvowError) -> None:
     async def test(peer: Peer) -> None:
         peer.refusal = error
         answer = await peer.ask("POST", "RID=1", b"count=0")
@@ -244,7 +244,7 @@ def test_whoever_may_not_open_a_session_hears_why(error: AvowError) -> None:
     with_peer(test)
 
 
-def test_beyond_the_most_sessions_a_client_hears_busy_until_one_is_over() -> None:
+def test_beyond_the_session_limit_a_client_gets_busy_until_one_ends() -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         await peer.open()
@@ -323,7 +323,7 @@ def test_packets_sent_in_one_turn_leave_in_one_chunk() -> None:
     with_peer(test, timing=Timing())
 
 
-def test_a_back_channel_says_nothing_is_cached_guessed_or_held_back() -> None:
+def test_a_back_channel_disables_caching_sniffing_and_buffering() -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         answer = await peer.ask("GET", f"SID={sid}&RID=rpc&AID=0&CI=1&TYPE=xmlhttp")
@@ -349,7 +349,7 @@ def test_a_new_back_channel_ends_the_one_before() -> None:
     with_peer(test, timing=Timing())
 
 
-def test_what_a_lost_back_channel_carried_comes_again_on_the_next() -> None:
+def test_arrays_of_a_lost_back_channel_are_resent_on_the_next() -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         peer.users[0].socket.send([b"x"])
@@ -361,8 +361,8 @@ def test_what_a_lost_back_channel_carried_comes_again_on_the_next() -> None:
     with_peer(test)
 
 
-def test_a_sender_that_heeds_full_is_bounded_and_gets_everything_through() -> None:
-    """4 MiB are kept for a client that is not there; when it comes, 32 MiB pass without more ever being kept."""
+def test_a_sender_that_respects_full_is_bounded_and_delivers_everything() -> None:
+    """4 MiB are buffered for an absent client; when it connects, 32 MiB pass without a larger buffer."""
 
     async def test(peer: Peer) -> None:
         sid = await peer.open()
@@ -392,7 +392,7 @@ def test_a_sender_that_heeds_full_is_bounded_and_gets_everything_through() -> No
     with_peer(test, timing=Timing(keep_alive_s=0.1, back_age_s_max=0.05))
 
 
-def test_a_client_that_reads_nothing_is_not_written_to_without_end() -> None:
+def test_writes_to_a_client_that_reads_nothing_are_bounded() -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         socket: Any = peer.users[0].socket
@@ -409,7 +409,7 @@ def test_a_client_that_reads_nothing_is_not_written_to_without_end() -> None:
     with_peer(test, timing=Timing())
 
 
-def test_a_session_that_nobody_asks_for_is_lost() -> None:
+def test_an_abandoned_session_is_lost() -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         assert "no request from the client" in await peer.lost(peer.users[0])
@@ -419,7 +419,7 @@ def test_a_session_that_nobody_asks_for_is_lost() -> None:
     with_peer(test)
 
 
-def test_close_reaches_the_client_behind_what_was_sent() -> None:
+def test_close_reaches_the_client_after_all_data() -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         user = peer.users[0]
@@ -430,12 +430,12 @@ def test_close_reaches_the_client_behind_what_was_sent() -> None:
         answer = await peer.ask("GET", f"SID={sid}&RID=rpc&AID=0&CI=1&TYPE=xmlhttp")
         assert [payload for _, payload in answer.chunks[0]][1:] == [["close"]]
         assert await peer.lost(user) == "this end closed it"
-        assert user.told == ["opened", ("lost", "this end closed it")]
+        assert user.events == ["opened", ("lost", "this end closed it")]
 
     with_peer(test)
 
 
-def test_abort_stops_the_client_and_is_told_once() -> None:
+def test_abort_stops_the_client_and_is_reported_once() -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         user = peer.users[0]
@@ -443,7 +443,7 @@ def test_abort_stops_the_client_and_is_told_once() -> None:
             await asyncio.wait_for(reader.readuntil(b"noop"), 60)
             user.socket.abort()
             user.socket.abort()
-            assert user.told == ["opened"]
+            assert user.events == ["opened"]
             assert b'["stop"]' in await asyncio.wait_for(reader.read(), 60)
         await peer.lost(user)
         assert (await peer.ask("POST", f"SID={sid}&RID=2&AID=0", b"count=0")).status == 400
@@ -451,7 +451,7 @@ def test_abort_stops_the_client_and_is_told_once() -> None:
     with_peer(test)
 
 
-def test_a_user_that_fails_at_a_packet_loses_the_session_and_not_just_the_packet() -> None:
+def test_a_handler_that_fails_on_a_packet_loses_the_session() -> None:
     async def test(peer: Peer) -> None:
         sid = await peer.open()
         user = peer.users[0]
@@ -462,8 +462,8 @@ def test_a_user_that_fails_at_a_packet_loses_the_session_and_not_just_the_packet
         user.on_packet = fail
         assert (await peer.ask("POST", f"SID={sid}&RID=2&AID=0", maps(0, b"a", b"b"))).code == "UNKNOWN_QUEUE"
         await peer.lost(user)
-        assert user.told[:2] == ["opened", b"a"]
-        assert b"b" not in user.told
+        assert user.events[:2] == ["opened", b"a"]
+        assert b"b" not in user.events
 
     with_peer(test)
 

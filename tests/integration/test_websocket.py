@@ -104,7 +104,7 @@ def test_a_packet_in_fragments_with_pings_between_them_is_one_packet(listener: s
 
 
 @both_listeners
-def test_frames_in_the_segment_of_the_request_are_heard_after_the_answer(listener: str) -> None:
+def test_frames_in_the_segment_of_the_request_are_received_after_the_answer(listener: str) -> None:
     async def play() -> None:
         server = Keeper(echo=True)
         async with LISTENERS[listener](server) as url, raw_client(url) as client:
@@ -118,7 +118,7 @@ def test_frames_in_the_segment_of_the_request_are_heard_after_the_answer(listene
 
 
 @both_listeners
-def test_a_handshake_that_comes_byte_by_byte_is_one(listener: str) -> None:
+def test_a_handshake_may_arrive_byte_by_byte(listener: str) -> None:
     async def play() -> None:
         server = Keeper(echo=True)
         async with LISTENERS[listener](server) as url, raw_client(url) as client:
@@ -132,7 +132,7 @@ def test_a_handshake_that_comes_byte_by_byte_is_one(listener: str) -> None:
 
 
 @both_loops
-def test_frames_in_the_segment_of_the_answer_are_heard_after_opened(loop: str) -> None:
+def test_frames_in_the_segment_of_the_answer_are_received_after_opened(loop: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await answered(reader, writer, behind=Frame(Opcode.BINARY, b"at once").serialize(mask=False))
         await reader.read()
@@ -153,7 +153,7 @@ def test_frames_in_the_segment_of_the_answer_are_heard_after_opened(loop: str) -
 
 @both_loops
 @both_listeners
-def test_what_was_sent_before_a_close_still_leaves_and_nothing_is_told_after_it(loop: str, listener: str) -> None:
+def test_data_sent_before_a_close_still_leaves_and_no_event_follows_it(loop: str, listener: str) -> None:
     async def play() -> None:
         server, client = Keeper(echo=True), Keeper()
         async with LISTENERS[listener](server) as url:
@@ -175,7 +175,7 @@ def test_what_was_sent_before_a_close_still_leaves_and_nothing_is_told_after_it(
 
 
 @both_loops
-def test_a_server_that_closes_is_heard_by_its_client(loop: str) -> None:
+def test_a_close_by_the_server_reaches_the_client(loop: str) -> None:
     async def play() -> None:
         server, client = Keeper(), Keeper()
         async with standing_alone(server) as url:
@@ -193,7 +193,7 @@ def test_a_server_that_closes_is_heard_by_its_client(loop: str) -> None:
 @both_loops
 @both_listeners
 @pytest.mark.parametrize("who", ["client", "server"])
-def test_a_reset_is_told_once(loop: str, listener: str, who: str) -> None:
+def test_a_reset_is_reported_once(loop: str, listener: str, who: str) -> None:
     async def play() -> None:
         server, client = Keeper(), Keeper()
         async with LISTENERS[listener](server) as url:
@@ -214,7 +214,7 @@ def test_a_reset_is_told_once(loop: str, listener: str, who: str) -> None:
 
 
 @both_listeners
-def test_a_client_that_is_reset_in_the_middle_of_a_frame_is_lost(listener: str) -> None:
+def test_a_reset_in_the_middle_of_a_frame_is_reported_as_a_loss(listener: str) -> None:
     async def play() -> None:
         server = Keeper()
         async with LISTENERS[listener](server) as url, raw_client(url) as client:
@@ -229,7 +229,7 @@ def test_a_client_that_is_reset_in_the_middle_of_a_frame_is_lost(listener: str) 
     run("uvloop", play())
 
 
-def test_a_client_that_hangs_up_without_a_word_is_lost() -> None:
+def test_a_client_that_hangs_up_without_a_close_frame_is_lost() -> None:
     async def play() -> None:
         server = Keeper()
         async with standing_alone(server) as url, raw_client(url) as client:
@@ -242,7 +242,7 @@ def test_a_client_that_hangs_up_without_a_word_is_lost() -> None:
     run("asyncio", play())
 
 
-def test_a_close_that_is_not_answered_ends_in_time() -> None:
+def test_an_unanswered_close_times_out() -> None:
     async def play() -> None:
         server = Keeper()
         async with standing_alone(server, patience=QUICK) as url, raw_client(url) as client:
@@ -256,7 +256,7 @@ def test_a_close_that_is_not_answered_ends_in_time() -> None:
     run("asyncio", play())
 
 
-def test_a_close_waits_for_what_the_other_end_still_takes() -> None:
+def test_a_close_waits_until_the_other_end_has_read_the_data() -> None:
     size = 8_000_000
 
     async def play() -> None:
@@ -281,7 +281,7 @@ def test_a_close_waits_for_what_the_other_end_still_takes() -> None:
 
 @both_listeners
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("received", "code"),
     [
         pytest.param([(b"text", Opcode.TEXT, True)], 1003, id="text"),
         pytest.param([(b"te", Opcode.TEXT, False), (b"xt", Opcode.CONT, True)], 1003, id="text in fragments"),
@@ -301,10 +301,14 @@ def test_a_close_waits_for_what_the_other_end_still_takes() -> None:
         pytest.param(b"\x89\xfe\x00\x7e" + bytes(130), 1002, id="a ping that is too long"),
     ],
 )
-def test_a_client_that_breaks_the_rules_is_told_so_and_cut_off(
-    listener: str, said: bytes | list[tuple[bytes, Opcode, bool]], code: int
+def test_a_client_that_violates_the_protocol_gets_a_close_code_and_is_cut_off(
+    listener: str, received: bytes | list[tuple[bytes, Opcode, bool]], code: int
 ) -> None:
-    bad = said if isinstance(said, bytes) else b"".join(masked(data, opcode, fin=fin) for data, opcode, fin in said)
+    bad = (
+        received
+        if isinstance(received, bytes)
+        else b"".join(masked(data, opcode, fin=fin) for data, opcode, fin in received)
+    )
 
     async def play() -> None:
         server = Keeper()
@@ -322,7 +326,7 @@ def test_a_client_that_breaks_the_rules_is_told_so_and_cut_off(
     run("uvloop", play())
 
 
-def test_a_server_that_sends_text_is_left() -> None:
+def test_a_client_leaves_a_server_that_sends_text() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await answered(reader, writer, behind=Frame(Opcode.TEXT, b"hello").serialize(mask=False))
         await reader.read()
@@ -338,7 +342,7 @@ def test_a_server_that_sends_text_is_left() -> None:
     run("uvloop", play())
 
 
-def test_who_sends_pings_and_reads_no_pongs_is_cut_off() -> None:
+def test_a_client_that_sends_pings_and_reads_no_pongs_is_cut_off() -> None:
     async def play() -> None:
         server = Keeper()
         async with standing_alone(server) as url, raw_client(url, receive_buffer=8_192) as client:

@@ -1,4 +1,4 @@
-"""How WebSockets come about, and the errors of those that do not."""
+"""WebSocket handshakes that succeed, and the errors of those that fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from avow.testing.cluster_ports import Ports
 
 
 async def refused(url: str, *, timeout_s: float = 60.0, tls: ssl.SSLContext | None = None) -> AvowError:
-    """The error that dialling raises; its user hears nothing."""
+    """The error that dialling raises; its user gets no event."""
     user = Keeper()
     with pytest.raises(AvowError) as caught:
         await dial(url, user, tls=tls, timeout_s=timeout_s)
@@ -44,7 +44,7 @@ async def refused(url: str, *, timeout_s: float = 60.0, tls: ssl.SSLContext | No
 
 
 @both_loops
-def test_where_nobody_listens_is_offline(loop: str) -> None:
+def test_a_port_where_nobody_listens_is_offline(loop: str) -> None:
     ports = Ports()
     for url in (f"ws://127.0.0.1:{ports.take()}/", f"https://127.0.0.1:{ports.take()}/"):
         assert type(run(loop, refused(url))) is Offline
@@ -52,7 +52,7 @@ def test_where_nobody_listens_is_offline(loop: str) -> None:
 
 
 @both_loops
-def test_who_does_not_answer_in_time_is_offline(loop: str) -> None:
+def test_a_server_that_does_not_answer_in_time_is_offline(loop: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -79,7 +79,7 @@ def test_who_does_not_answer_in_time_is_offline(loop: str) -> None:
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", InvalidRequest),
     ],
 )
-def test_answers_that_are_no_peers_claim_no_more_than_is_known(answer: bytes, kind: type[AvowError]) -> None:
+def test_answers_that_are_not_from_a_peer_claim_no_more_than_is_known(answer: bytes, kind: type[AvowError]) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -94,7 +94,7 @@ def test_answers_that_are_no_peers_claim_no_more_than_is_known(answer: bytes, ki
     run("uvloop", play())
 
 
-def test_a_server_that_agrees_on_no_subprotocol_is_no_peer() -> None:
+def test_a_server_that_accepts_no_subprotocol_is_not_a_peer() -> None:
     async def play() -> None:
         make = accept_raw(lambda request: Keeper(), subprotocols=())
         server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
@@ -107,7 +107,7 @@ def test_a_server_that_agrees_on_no_subprotocol_is_no_peer() -> None:
 
 
 @both_listeners
-def test_a_subprotocol_that_the_server_does_not_speak_is_refused_by_it(listener: str) -> None:
+def test_an_unsupported_subprotocol_is_refused_by_the_server(listener: str) -> None:
     async def play() -> None:
         server = Keeper()
         async with LISTENERS[listener](server) as url:
@@ -118,7 +118,7 @@ def test_a_subprotocol_that_the_server_does_not_speak_is_refused_by_it(listener:
     run("uvloop", play())
 
 
-def test_more_subprotocols_may_be_offered_and_the_first_is_agreed_on() -> None:
+def test_several_subprotocols_may_be_offered_and_the_first_is_chosen() -> None:
     async def play() -> None:
         server, client = Keeper(), Keeper()
         async with standing_alone(server) as url:
@@ -139,7 +139,7 @@ def test_more_subprotocols_may_be_offered_and_the_first_is_agreed_on() -> None:
         Busy("too many channels"),
     ],
 )
-def test_an_error_of_the_other_side_is_raised_as_it_was(loop: str, error: AvowError) -> None:
+def test_an_error_of_the_server_is_raised_unchanged(loop: str, error: AvowError) -> None:
     def user_for(request: Request) -> SocketUser:
         assert request.path == "/v1/channel?role=x"
         assert request.headers["Authorization"] == "Bearer me"
@@ -158,7 +158,7 @@ def test_an_error_of_the_other_side_is_raised_as_it_was(loop: str, error: AvowEr
 
 
 @both_loops
-def test_a_certificate_that_is_not_trusted_is_offline(loop: str) -> None:
+def test_an_untrusted_certificate_is_offline(loop: str) -> None:
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(served)
 
@@ -172,12 +172,12 @@ def test_a_certificate_that_is_not_trusted_is_offline(loop: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "somewhere", "ftp://a/", "ws://", "ws://a:99999/", "ws://a/#b", "ws://user@a/"])
-def test_what_cannot_be_dialled_is_refused_without_trying(url: str) -> None:
+def test_an_invalid_url_is_refused_without_connecting(url: str) -> None:
     assert type(run("asyncio", refused(url))) is InvalidRequest
 
 
 @both_loops
-def test_dialling_that_is_cancelled_leaves_nothing(loop: str) -> None:
+def test_a_cancelled_dial_leaves_nothing(loop: str) -> None:
     accepted, closed = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -201,7 +201,7 @@ def test_dialling_that_is_cancelled_leaves_nothing(loop: str) -> None:
     run(loop, play())
 
 
-def test_dialling_that_is_cancelled_after_it_opened_loses_the_socket() -> None:
+def test_a_dial_cancelled_after_it_opened_drops_the_socket() -> None:
     dialling: asyncio.Task[object]
 
     class Canceller(Keeper):
@@ -279,7 +279,7 @@ def test_only_get_is_a_handshake() -> None:
 
 
 @both_listeners
-def test_an_improper_handshake_is_answered_in_the_words_of_the_api(listener: str) -> None:
+def test_an_improper_handshake_is_answered_with_an_api_error(listener: str) -> None:
     async def play() -> None:
         server = Keeper()
         async with LISTENERS[listener](server) as url, raw_client(url) as client:
@@ -294,22 +294,22 @@ def test_an_improper_handshake_is_answered_in_the_words_of_the_api(listener: str
 
 @both_loops
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [b"", b"GET / HTTP/1.1\r\nho", b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000],
 )
-def test_a_listener_of_its_own_waits_only_so_long_for_a_handshake(loop: str, said: bytes) -> None:
+def test_a_standalone_listener_waits_only_so_long_for_a_handshake(loop: str, sent: bytes) -> None:
     async def play() -> None:
         server = Keeper()
         async with standing_alone(server, patience=HASTY) as url, raw_client(url) as client:
             with contextlib.suppress(ConnectionError):
-                client.write(said)
+                client.write(sent)
                 assert await client.reader.read() == b""
         assert server.socket is None
 
     run(loop, play())
 
 
-def test_a_refused_client_that_does_not_go_is_cut_off() -> None:
+def test_a_refused_client_that_stays_connected_is_cut_off() -> None:
     gone: list[bool] = []
 
     async def play() -> None:

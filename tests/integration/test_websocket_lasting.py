@@ -29,7 +29,7 @@ from avow.channel.transports.websocket_handshake import dial
 
 
 @both_loops
-def test_idle_sockets_stay_as_long_as_both_ends_are_there(loop: str) -> None:
+def test_idle_sockets_stay_open_while_both_ends_live(loop: str) -> None:
     async def play() -> None:
         server, client = Keeper(), Keeper()
         async with standing_alone(server, patience=STEADY) as url:
@@ -43,7 +43,7 @@ def test_idle_sockets_stay_as_long_as_both_ends_are_there(loop: str) -> None:
 
 
 @both_loops
-def test_a_server_that_has_vanished_is_noticed_after_a_ping(loop: str) -> None:
+def test_a_vanished_server_is_detected_by_a_ping(loop: str) -> None:
     heard = bytearray()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +66,7 @@ def test_a_server_that_has_vanished_is_noticed_after_a_ping(loop: str) -> None:
 
 
 @both_listeners
-def test_a_client_that_has_vanished_is_noticed_though_the_kernel_takes_what_is_sent(listener: str) -> None:
+def test_a_vanished_client_is_detected_though_the_kernel_buffers_data(listener: str) -> None:
     async def play() -> None:
         server = Keeper()
         async with LISTENERS[listener](server, patience=QUICK) as url, raw_client(url) as client:
@@ -80,7 +80,7 @@ def test_a_client_that_has_vanished_is_noticed_though_the_kernel_takes_what_is_s
     run("uvloop", play())
 
 
-def test_a_client_that_takes_a_large_packet_slowly_is_there() -> None:
+def test_a_client_that_reads_a_large_packet_slowly_counts_as_alive() -> None:
     size = 8_000_000
 
     async def play() -> None:
@@ -124,10 +124,10 @@ def test_a_socket_is_full_until_the_other_end_reads(loop: str, listener: str) ->
             assert server.open_socket.full
             unsent = server.open_socket._transport.get_write_buffer_size()  # type: ignore[attr-defined]
             assert OUTPUT_SIZE_BYTES < unsent < OUTPUT_SIZE_BYTES + 2 * len(packet)
-            told = server.writable_count
+            writable_before = server.writable_count
             for _ in range(count):
                 await client.frame()
-            await until(lambda: server.writable_count == told + 1)
+            await until(lambda: server.writable_count == writable_before + 1)
             assert not server.open_socket.full
 
     run(loop, play())
@@ -160,7 +160,7 @@ def test_a_client_is_full_until_the_server_reads(loop: str) -> None:
     run(loop, play())
 
 
-def test_a_reset_while_the_socket_is_full_is_told() -> None:
+def test_a_reset_while_the_socket_is_full_is_reported() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await answered(reader, writer)
         await reader.read(1000)

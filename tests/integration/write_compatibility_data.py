@@ -41,10 +41,10 @@ def main(commit: str) -> None:
 
 def write(folder: Path, peers: int, code: Path) -> dict[str, Any]:
     with LocalCluster(peers, folder=folder, code=code) as cluster:
-        told = fill(cluster, code, *(["snapshots"] if peers == 1 else []))
+        record = fill(cluster, code, *(["snapshots"] if peers == 1 else []))
         wait_until(partial(agree, cluster), what="all peers show the same ends")
-        shown = [view(cluster.api(number), writes=told["writes"]) for number in cluster.founders]
-        check(cluster, shown, told)
+        shown = [view(cluster.api(number), writes=record["writes"]) for number in cluster.founders]
+        check(cluster, shown, record)
         if peers > 1:
             cluster.stop_all()
     return shown[0]
@@ -53,9 +53,9 @@ def write(folder: Path, peers: int, code: Path) -> dict[str, Any]:
 def fill(cluster: LocalCluster, code: Path, *flags: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.integration.compatibility_program", cluster.addresses, *flags]
     environment = environment_of("", code=code)
-    said = subprocess.run(command, env=environment, cwd=HERE.parents[1], stdout=subprocess.PIPE, check=True).stdout
-    told: dict[str, Any] = json.loads(said)
-    return told
+    output = subprocess.run(command, env=environment, cwd=HERE.parents[1], stdout=subprocess.PIPE, check=True).stdout
+    record: dict[str, Any] = json.loads(output)
+    return record
 
 
 def agree(cluster: LocalCluster) -> bool:
@@ -66,11 +66,11 @@ def agree(cluster: LocalCluster) -> bool:
     return all(other == ends[0] for other in ends)
 
 
-def check(cluster: LocalCluster, shown: list[dict[str, Any]], told: dict[str, Any]) -> None:
-    """All peers show what the program was told, and the folders hold what they were written for."""
+def check(cluster: LocalCluster, shown: list[dict[str, Any]], record: dict[str, Any]) -> None:
+    """All peers show the acknowledged writes, and the folders contain the cases they were written for."""
     assert all(other == shown[0] for other in shown)
-    assert shown[0]["writes"] == told["writes"]
-    written = written_values(told["values"])
+    assert shown[0]["writes"] == record["writes"]
+    written = written_values(record["values"])
     for name, lanes in values_of(shown[0]).items():
         assert lanes.keys() == written.get(name, {}).keys(), name
         for lane, values in lanes.items():

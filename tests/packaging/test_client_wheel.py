@@ -26,7 +26,7 @@ def ran(*command: str | Path, cwd: Path | None = None, timeout_s: float = 60) ->
     )
 
 
-def test_the_wheel_has_the_package_its_types_and_its_pages_and_no_tests(wheel: Path) -> None:
+def test_the_wheel_has_the_package_its_types_and_pages_but_no_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {name.partition("/")[0] for name in names} == {
@@ -47,7 +47,7 @@ def _stem(wheel: Path) -> str:
     return "-".join(wheel.name.split("-")[:2])
 
 
-def test_a_client_and_all_it_needs_is_below_40_megabytes(client: Path) -> None:
+def test_a_client_with_its_dependencies_takes_less_than_40_megabytes(client: Path) -> None:
     """By the sizes of its files, compiled ones included; blocks of a disk are not counted."""
     (packages,) = client.glob("lib/python3*/site-packages")
     size = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file())
@@ -61,7 +61,7 @@ def test_a_client_and_all_it_needs_is_below_40_megabytes(client: Path) -> None:
         ("import avow; avow.connect, avow.connect_blocking", CONNECT_STARTS_MAX),
     ],
 )
-def test_importing_takes_a_few_times_what_python_needs_to_start(client: Path, program: str, starts_max: float) -> None:
+def test_importing_takes_at_most_a_few_times_the_start_of_python(client: Path, program: str, starts_max: float) -> None:
     """The best of five fresh processes of either kind, in turn, in time of the processor: a ratio within one run."""
 
     def took_s(program: str) -> float:
@@ -90,7 +90,7 @@ def test_the_client_enqueues_reads_produces_and_subscribes(client: Path) -> None
     assert shown.stdout == "first\nsecond\n", shown.stderr
 
 
-def test_a_user_s_program_is_checked_against_the_installed_types(client: Path, tmp_path: Path) -> None:
+def test_a_user_s_program_passes_mypy_with_the_installed_types(client: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     mistakes = ("avow.Nonsense", 'avow.connect_blocking(7).queue("orders").enqueue("text")')
     wrong.write_text("\n".join([PROGRAM.read_text(), *mistakes, ""]))

@@ -36,7 +36,7 @@ VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
 def environment(name: str) -> dict[str, str]:
-    """As compose gives it to a container, with nothing set by who calls it."""
+    """The container's environment from the compose file, without variables of the caller."""
     given = COMPOSE["services"][name]["environment"]
     return {key: VARIABLE.sub(lambda found: found[2], value) for key, value in given.items()}
 
@@ -110,7 +110,7 @@ def containers(secrets: Path, tmp_path: Path) -> Iterator[dict[str, Container]]:
         yield made
 
 
-def test_what_compose_gives_is_enough_to_listen_beyond_loopback(secrets: Path) -> None:
+def test_the_compose_file_sets_all_that_a_peer_needs_to_listen_beyond_loopback(secrets: Path) -> None:
     for name, service in COMPOSE["services"].items():
         settings = load({}, environment=mounted(environment(name), secrets))
         assert settings.listen.startswith("0.0.0.0:")
@@ -130,22 +130,22 @@ def ready(address: str, ca: str) -> bool:
 def see_the_doctor_tell_what_is_wrong(addresses: str, *, token: str, ca: str) -> None:
     """Against real peers, since only they know what they say to a stranger."""
 
-    def said(addresses: str = addresses, *, token: str = token, ca: str = ca) -> list[Finding]:
+    def findings(addresses: str = addresses, *, token: str = token, ca: str = ca) -> list[Finding]:
         return check_cluster(Api(addresses, token=token, ca=ca), asked=True)
 
-    wait_until(lambda: all(one.verdict == "ok" for one in said()), what=lambda: str(said()))  # all voters
-    assert {finding.check for finding in said()} >= {"cluster", "lanes", "versions"}
+    wait_until(lambda: all(one.verdict == "ok" for one in findings()), what=lambda: str(findings()))  # all voters
+    assert {finding.check for finding in findings()} >= {"cluster", "lanes", "versions"}
     for wrong, check, advice in (
-        (said(token=""), "token", "give a token with --token"),
-        (said(token="somebody's"), "token", "give a valid token with --token"),
-        (said(ca=""), "cluster", "PEM file with --ca or AVOW_CA"),
-        (said(addresses.replace("https:", "http:")), "cluster", "use https://"),
+        (findings(token=""), "token", "give a token with --token"),
+        (findings(token="somebody's"), "token", "give a valid token with --token"),
+        (findings(ca=""), "cluster", "PEM file with --ca or AVOW_CA"),
+        (findings(addresses.replace("https:", "http:")), "cluster", "use https://"),
     ):
         assert {finding.check for finding in wrong} == {check}, wrong
         assert all(finding.verdict == "fail" and advice in finding.advice for finding in wrong)
 
 
-def test_three_peers_of_compose_are_a_cluster_that_asks_for_tokens(
+def test_the_three_compose_peers_form_a_cluster_that_requires_tokens(
     containers: dict[str, Container], secrets: Path
 ) -> None:
     first, *others = containers.values()

@@ -1,4 +1,4 @@
-"""What stands in deploy/: each form is checked by whoever reads it, and every setting by the peer's own loader."""
+"""The files of deploy/: each is checked by the program that reads it, and every setting by the peer's own loader."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------------- names
 
 
-def test_every_setting_that_a_file_names_is_one() -> None:
+def test_every_setting_that_a_file_names_exists() -> None:
     settings = {ENVIRONMENT_PREFIX + name.upper() for name in DESCRIPTIONS}
     for path in [*DEPLOY.glob("*"), *MANIFESTS, ROOT / "docs" / "deploy.md"]:
         if path.is_file():
@@ -57,7 +57,7 @@ def test_a_manifest_follows_its_schema(path: Path) -> None:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_set_s_environment_is_three_founders_that_would_start(secrets: Path) -> None:
+def test_the_environment_of_the_stateful_set_starts_three_founders(secrets: Path) -> None:
     pod = of_kind("StatefulSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "secrets"]
@@ -75,7 +75,7 @@ def test_the_set_s_environment_is_three_founders_that_would_start(secrets: Path)
     assert mount["mountPath"] == "/etc/avow"
 
 
-def test_pods_are_found_spread_probed_and_kept() -> None:
+def test_pods_are_discoverable_spread_probed_and_protected_from_eviction() -> None:
     stateful = of_kind("StatefulSet")
     pod = stateful["spec"]["template"]
     (container,) = pod["spec"]["containers"]
@@ -93,7 +93,7 @@ def test_pods_are_found_spread_probed_and_kept() -> None:
     assert claim["metadata"]["name"] in {mount["name"] for mount in container["volumeMounts"]}
 
 
-def test_the_example_of_a_secret_has_the_form_and_lets_nobody_in(tmp_path: Path) -> None:
+def test_the_example_secret_is_well_formed_and_grants_no_access(tmp_path: Path) -> None:
     data = of_kind("Secret")["stringData"]
     path = tmp_path / "tokens.toml"
     path.write_text(data["tokens.toml"])
@@ -117,7 +117,7 @@ def unit() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def test_the_unit_starts_a_peer_that_its_settings_allow(secrets: Path) -> None:
+def test_the_systemd_unit_starts_a_peer_with_its_settings(secrets: Path) -> None:
     service = unit()["Service"]
     environment = dict(value.split("=", 1) for key, value in service if key == "Environment")
     credentials = {value.split(":")[0] for key, value in service if key == "LoadCredential"}
@@ -151,7 +151,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in lines]
 
 
-def test_everything_the_dockerfile_copies_is_there_and_not_ignored() -> None:
+def test_everything_that_the_dockerfile_copies_exists_and_is_not_ignored() -> None:
     kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     copies = [words.split()[:-1] for name, words in instructions() if name == "COPY" and "--from" not in words]
     sources = {source for words in copies for source in words}
@@ -159,27 +159,27 @@ def test_everything_the_dockerfile_copies_is_there_and_not_ignored() -> None:
     assert all((ROOT / source).exists() for source in sources)
 
 
-def test_the_image_runs_as_nobody_special_with_a_volume_and_a_healthcheck() -> None:
-    said = dict(instructions())
-    assert said["USER"] == "10001:10001"
-    assert said["VOLUME"] == "/var/lib/avow"
-    assert "healthcheck.py" in said["HEALTHCHECK"]
-    assert (said["ENTRYPOINT"], said["CMD"]) == ('["avow"]', '["serve"]')
-    given = dict(re.findall(r"(AVOW_\w+)=(\S+)", said["ENV"]))
+def test_the_image_runs_unprivileged_with_a_volume_and_a_healthcheck() -> None:
+    directives = dict(instructions())
+    assert directives["USER"] == "10001:10001"
+    assert directives["VOLUME"] == "/var/lib/avow"
+    assert "healthcheck.py" in directives["HEALTHCHECK"]
+    assert (directives["ENTRYPOINT"], directives["CMD"]) == ('["avow"]', '["serve"]')
+    given = dict(re.findall(r"(AVOW_\w+)=(\S+)", directives["ENV"]))
     settings = load({}, environment=given)
-    assert settings.data == said["VOLUME"]
+    assert settings.data == directives["VOLUME"]
     assert not {"AVOW_TOKENS", "AVOW_TLS_KEY"} & given.keys()
 
 
 @pytest.mark.parametrize("file", sorted(lock.WANTED))
-def test_the_lock_is_what_the_pins_of_the_tests_give(file: str) -> None:
+def test_the_lock_file_matches_the_pinned_test_requirements(file: str) -> None:
     assert (DEPLOY / file).read_text() == lock.lock(lock.WANTED[file])
 
 
 # ---------------------------------------------------------------------- secrets
 
 
-def test_secrets_are_made_once_and_the_authority_stays_closed(secrets: Path) -> None:
+def test_secrets_are_created_once_and_the_authority_key_stays_private(secrets: Path) -> None:
     assert (secrets.stat().st_mode & 0o777, (secrets / "ca.key").stat().st_mode & 0o777) == (0o700, 0o600)
     before = (secrets / "ca.pem").read_bytes()
     again = subprocess.run(

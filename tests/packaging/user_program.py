@@ -1,4 +1,4 @@
-"""What somebody writes who has installed the client alone: every way in and out, with its types."""
+"""A program of a user who installed only the client: every call, with its types."""
 
 import asyncio
 import sys
@@ -41,5 +41,5 @@ def refused(addresses: str) -> str:
 
 
 if __name__ == "__main__":
-    told = (blocking(sys.argv[1]), asyncio.run(streaming(sys.argv[1])), refused(sys.argv[1]))
-    sys.stdout.write(f"{told}\n")
+    results = (blocking(sys.argv[1]), asyncio.run(streaming(sys.argv[1])), refused(sys.argv[1]))
+    sys.stdout.write(f"{results}\n")

@@ -156,7 +156,7 @@ class ChannelMachine(RuleBasedStateMachine):
         return end is not None and bool(end.into.delivered)
 
     def _do(self, move: str, *arguments: object, **named: object) -> None:
-        """What went wrong once is what is reported, not what follows from it."""
+        """The first error is reported, not the errors that follow from it."""
         try:
             getattr(self.machine, move)(*arguments, **named)
         except BaseException:
@@ -177,20 +177,20 @@ class TestAChannelKeepsItsPromisesWhateverIsDoneToIt(ChannelMachine.TestCase):  
     pass
 
 
-def test_every_promise_holds_on_random_walks() -> None:
+def test_every_invariant_holds_on_random_walks() -> None:
     for seed in range(SEEDS):
         walked = walk(seed)
         assert not walked.violation, f"avow_lab.channel_machine.walk.walk({seed}): {walked.violation}"
 
 
-def test_the_walks_come_by_everything_that_can_go_wrong() -> None:
+def test_the_walks_reach_every_kind_of_failure() -> None:
     seen: Counter[str] = Counter()
     for seed in range(5_000, 5_600):
         seen.update(walk(seed).counts)
     assert {name: seen[name] for name in EVERYTHING if seen[name] < 3} == {}
 
 
-def test_the_same_seed_is_the_same_walk() -> None:
+def test_the_same_seed_gives_the_same_walk() -> None:
     assert walk(11) == walk(11)
 
 

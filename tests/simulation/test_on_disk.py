@@ -121,7 +121,7 @@ def run(strategy: str, seed: int) -> str:
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub", "mixed"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_files_and_memory_find_the_same_at_every_start(strategy: str, seed: int) -> None:
+def test_file_and_memory_stores_recover_the_same_state_at_every_start(strategy: str, seed: int) -> None:
     assert not run(strategy, seed)
 
 

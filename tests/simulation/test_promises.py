@@ -14,7 +14,7 @@ from avow_lab.simulator.plan import draw_plan
 from avow_lab.simulator.simulation import Simulation, simulate
 
 SEEDS_PER_TEST = 25
-FOUND = {  # seeds that found a mistake in what is shipped: (strategy, seed) -> what it was
+FOUND = {  # seeds that found a bug in shipped code: (strategy, seed) -> what it was
     ("two-phase", 111): "a queue that came and went while a peer was away stayed on its disk",
     ("mixed", 1345): "a peer was called gone while its removal from a lane was in flight",
     ("mixed", 1596): "the same",
@@ -33,37 +33,37 @@ def check(strategy: str, seed: int, *, peers: int = 0) -> None:
 
 
 @pytest.mark.parametrize("first", range(20_000, 20_100, SEEDS_PER_TEST))
-def test_every_promise_holds_in_mixed_seeds_from(first: int) -> None:
+def test_every_invariant_holds_in_mixed_seeds_from(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         check("mixed", seed)
 
 
 @pytest.mark.parametrize("first", range(0, 75, SEEDS_PER_TEST))
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
-def test_every_promise_holds_with_one_strategy_in_seeds_from(strategy: str, first: int) -> None:
+def test_every_invariant_holds_with_one_strategy_in_seeds_from(strategy: str, first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         check(strategy, seed)
 
 
 @pytest.mark.parametrize("peers", [1, 2, 3, 4, 5, 7])
-def test_clusters_of_any_size_keep_their_promises(peers: int) -> None:
+def test_every_invariant_holds_in_clusters_of_any_size(peers: int) -> None:
     for seed in range(30_000, 30_004):
         check("mixed", seed, peers=peers)
 
 
 @pytest.mark.parametrize(("strategy", "seed"), FOUND)
-def test_what_a_seed_found_stays_mended(strategy: str, seed: int) -> None:
+def test_bugs_that_a_seed_found_stay_fixed(strategy: str, seed: int) -> None:
     check(strategy, seed)
 
 
 @pytest.mark.parametrize("seed", [57, 225])
-def test_a_lane_that_was_dropped_stays_dropped_while_queues_and_processes_blink(seed: int) -> None:
-    """A restarted peer opened it again until it heard of the deletion, and took entries that followed from nothing."""
+def test_a_dropped_lane_stays_dropped_while_queues_and_processes_come_and_go(seed: int) -> None:
+    """A restarted peer reopened it until it learned of the deletion, and accepted entries after a gap."""
     plan = often("queues", "blink")(draw_plan(seed, strategy="two-phase"))
     assert not Simulation(plan).run().violation
 
 
-def test_the_weather_brings_everything_that_is_checked() -> None:
+def test_the_simulated_faults_reach_everything_that_is_checked() -> None:
     counts: Counter[str] = Counter()
     for seed in range(40_000, 40_060):
         counts.update(simulate(seed).counts)
@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_trace_in_processes_that_hash_differently()
 
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub", "mixed"])
-def test_a_traced_run_is_the_same_run(strategy: str) -> None:
+def test_tracing_does_not_change_a_run(strategy: str) -> None:
     plain, traced = simulate(7, strategy=strategy), simulate(7, strategy=strategy, tracing=True)
     assert (plain.hash, plain.events, plain.strategy) == (traced.hash, traced.events, strategy)
     assert traced.trace

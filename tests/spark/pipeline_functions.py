@@ -1,4 +1,4 @@
-"""Functions that pipelines of the tests name, as an application would have them beside its files."""
+"""Functions that the tests' pipelines name, as an application would have them in the folder of its files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from avow.spark.pipelines import Message
 
 
 def priced(message: Message) -> dict[str, Any] | None:
-    """Fails for what is no JSON, and for a price that is no number; drops what is free."""
+    """Fails for invalid JSON and for a price that is not a number; drops rows with price 0."""
     order = json.loads(message.value)
     if order["price"] == 0:
         return None

@@ -1,4 +1,4 @@
-"""The whole chain in a short form: everybody is killed once, the books close, and every planted error is named."""
+"""The whole chain in short: each process is killed once, the audit is clean, and every planted error is found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def found(report: Report) -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
     return {(one.kind, one.stage): (one.count, one.ids) for one in report.findings}
 
 
-def test_orders_are_messages_are_rows_though_everybody_is_killed_and_planted_errors_are_named(
+def test_orders_messages_and_rows_agree_under_kills_and_planted_errors_are_named(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     options = Options(faults=FAULTS, seed=5, database="postgres")  # the driver returns while others die
@@ -50,7 +50,7 @@ def test_orders_are_messages_are_rows_though_everybody_is_killed_and_planted_err
             assert names_exactly(report, planted), report.text()
 
 
-def test_stages_of_ones_own_are_compared(spark: SparkSession) -> None:
+def test_user_defined_stages_are_compared(spark: SparkSession) -> None:
     pledges = spark.createDataFrame([("open", "submitted"), ("o-01", "succeeded")], "id string, status string")
     whole = [f"o-{number:02}" for number in range(40)]
     report = compare(

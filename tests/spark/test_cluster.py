@@ -57,7 +57,7 @@ def slowed(rows: DataFrame) -> DataFrame:
     return rows.mapInArrow(slow, rows.schema)
 
 
-def test_an_executor_is_killed_while_slow_tasks_may_run_twice_and_each_row_is_there_once(
+def test_each_row_is_written_once_though_an_executor_is_killed_under_speculation(
     machines: SparkCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
     with LocalCluster(1) as cluster, connect_blocking(cluster.addresses) as client:
@@ -73,11 +73,11 @@ def test_an_executor_is_killed_while_slow_tasks_may_run_twice_and_each_row_is_th
         places = {"topic": "copies", "checkpointLocation": str(tmp_path / "checkpoint")}
         query = sink.options(**places).trigger(availableNow=True).start()
 
-        wait_until((tmp_path / "checkpoint" / "commits" / "0").exists, timeout_s=ENDS_S, what=machines.last_words)
+        wait_until((tmp_path / "checkpoint" / "commits" / "0").exists, timeout_s=ENDS_S, what=machines.log_tail)
         assert machines.kill_executor()
         assert query.awaitTermination(int(ENDS_S))
 
         found = (bytes(value).decode() for batch in client.queue("copies").read() for value in batch.values())
-        books = count_rows({str(number) for number in range(ROWS)}, found)
-        assert books.clean, books
-        assert books.rows == ROWS
+        counts = count_rows({str(number) for number in range(ROWS)}, found)
+        assert counts.clean, counts
+        assert counts.rows == ROWS

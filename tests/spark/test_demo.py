@@ -1,7 +1,7 @@
 """`avow demo` as a person runs it: its numbers are counted again from outside, and nothing is left when it ends.
 
-Two runs at the same time, on ports of their own. One is interrupted while Spark starts. The other closes its books, has
-a row taken out of its table, closes them again, and is left running for somebody to look at.
+Two runs at the same time, on their own ports. One is interrupted while Spark starts. The other is audited, loses a row
+of its table on purpose, is audited again, and keeps running because of `--keep`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Demo:
         return named
 
     def forgotten(self) -> list[str]:
-        """What is in the scratch folder, but for the claims of ports, which all clusters share."""
+        """The scratch folder's contents, except the claims of ports, which all clusters share."""
         return [path.name for path in self.scratch.iterdir() if not path.name.startswith("avow-ports")]
 
     def end(self, number: int = signal.SIGINT) -> int:
@@ -103,16 +103,16 @@ def test_an_interrupted_demo_leaves_nothing(demos: dict[str, Demo]) -> None:
     assert demo.forgotten() == []
 
 
-def test_its_numbers_are_those_of_database_queue_and_table_and_a_missing_row_is_named(demos: dict[str, Demo]) -> None:
+def test_its_numbers_match_database_queue_and_table_and_a_missing_row_is_named(demos: dict[str, Demo]) -> None:
     demo = demos["kept"]
-    verdict, closed = demo.wait_for("verdict"), demo.wait_for("closed")
+    verdict, audited = demo.wait_for("verdict"), demo.wait_for("audited")
     ordered, sent = database_ids(demo), queue_ids(demo)
     rows = open_table(f"delta:{demo.folder / 'orders'}").count()
     assert len(set(ordered)) == len(ordered) > ORDERS / 2
     assert sent == ordered
     assert rows == len(ordered) - 1
-    assert closed["clean"] is True
-    assert counts(closed) == [len(ordered)] * 3
+    assert audited["clean"] is True
+    assert counts(audited) == [len(ordered)] * 3
     assert verdict["clean"] is False
     assert counts(verdict) == [len(ordered), len(ordered), rows]
     assert verdict["wrong"] == [f"lost: 1 in the queue, not in the table ({ordered[0]})"]
@@ -141,8 +141,8 @@ def counts(event: dict[str, Any]) -> list[int]:
 
 
 def assert_story(demo: Demo, verdict: dict[str, Any]) -> None:
-    told = [one["event"] for one in demo.events() if one["event"] in ("killing", "taken_over", "returned", "decided")]
-    assert told == ["killing", "taken_over", "returned", "killing", "returned", "decided"]
+    names = [one["event"] for one in demo.events() if one["event"] in ("killing", "taken_over", "returned", "decided")]
+    assert names == ["killing", "taken_over", "returned", "killing", "returned", "decided"]
     takeover, decided = verdict["takeover"], verdict["decided"]
     assert takeover["peer"] not in takeover["successors"]
     assert takeover["longest_s"] >= takeover["usual_s"] > 0

@@ -1,4 +1,4 @@
-"""`avow pipeline` as a person runs it: exit codes, signals, what is printed, what is left behind."""
+"""`avow pipeline` on the command line: exit codes, signals, output, files left behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "avow.cli", "pipeline", *words]
 
 
-def said(*words: str) -> tuple[int, str, str]:
+def run_command(*words: str) -> tuple[int, str, str]:
     done = subprocess.run(command(*words), capture_output=True, text=True, timeout=RUN_S, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -64,7 +64,7 @@ def failing_file(folder: Path, servers: str) -> Path:
     return path
 
 
-def test_a_pipeline_is_interrupted_goes_on_ends_and_fails_with_its_exit_codes(
+def test_a_pipeline_is_interrupted_resumes_ends_and_fails_with_its_exit_codes(
     cluster: LocalCluster, client: BlockingClient, tmp_path: Path
 ) -> None:
     for name in ("orders", "words", "numbers"):
@@ -78,11 +78,11 @@ def test_a_pipeline_is_interrupted_goes_on_ends_and_fails_with_its_exit_codes(
             return read_status(checkpoint, name="keep", kind="archive").rows
 
         wait_until(lambda: rows() == 100, timeout_s=RUN_S, what="the rows in the status")
-        code, printed, _ = said("list", str(tmp_path), "--json")
+        code, printed, _ = run_command("list", str(tmp_path), "--json")
         assert (code, [(one["name"], one["state"]) for one in json.loads(printed)]) == (0, [("keep", "running")])
-        code, _, told = said("run", str(file))
+        code, _, errors = run_command("run", str(file))
         assert code == 2
-        assert "is already running" in told
+        assert "is already running" in errors
         run.send_signal(signal.SIGTERM)
         out, _ = run.communicate(timeout=RUN_S)
     assert run.returncode == 130
@@ -95,15 +95,15 @@ def test_a_pipeline_is_interrupted_goes_on_ends_and_fails_with_its_exit_codes(
     with subprocess.Popen(
         command("run", str(failing_file(tmp_path, cluster.addresses)), "--once"), stderr=subprocess.PIPE, text=True
     ) as failing:
-        code, printed, _ = said("run", str(file), "--once")
-        _, told = failing.communicate(timeout=RUN_S)
+        code, printed, _ = run_command("run", str(file), "--once")
+        _, errors = failing.communicate(timeout=RUN_S)
     assert code == 0
     assert "keep: done, 20 rows in 1 batch" in printed
     assert open_table(f"delta:{tmp_path}/table").count() == 120
     assert failing.returncode == 1
-    assert "CAST_INVALID_INPUT" in told
-    assert "_avow_failure.txt" in told
-    code, printed, _ = said("show", str(tmp_path / "fail.toml"))
+    assert "CAST_INVALID_INPUT" in errors
+    assert "_avow_failure.txt" in errors
+    code, printed, _ = run_command("show", str(tmp_path / "fail.toml"))
     assert code == 0
     assert "failed" in printed
     assert "CAST_INVALID_INPUT" in (tmp_path / "fail.checkpoint" / "_avow_failure.txt").read_text()
@@ -111,7 +111,7 @@ def test_a_pipeline_is_interrupted_goes_on_ends_and_fails_with_its_exit_codes(
 
 
 def check_reports(client: BlockingClient) -> None:
-    """What the runs above told the cluster: each state in its order, and how it ended."""
+    """The reports of the runs above to the cluster: each state in order, and the final status."""
     found = [
         msgspec.json.decode(message.value, type=Report)
         for batch in client.queue(PIPELINES_QUEUE).read()
@@ -126,14 +126,14 @@ def check_reports(client: BlockingClient) -> None:
     assert "CAST_INVALID_INPUT" in last["fail"].error
 
 
-def test_what_cannot_start_is_told_before_spark_is_started(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_pipeline_that_cannot_start_fails_before_spark_is_started(cluster: LocalCluster, tmp_path: Path) -> None:
     file = archive_file(tmp_path, cluster.addresses)
     file.write_text(file.read_text().replace('"orders"', '"nowhere"').replace("trim = true", "trim = true\nkeep = 0"))
-    code, printed, told = said("run", str(file))
+    code, printed, errors = run_command("run", str(file))
     assert (code, printed) == (2, "")
-    assert "nowhere" in told
+    assert "nowhere" in errors
     file.write_text(file.read_text().replace("keep", "kep"))
     for words in (("run", str(file)), ("show", str(file))):
-        code, _, told = said(*words)
+        code, _, errors = run_command(*words)
         assert code == 2
-        assert "kep: is unknown; did you mean keep?" in told
+        assert "kep: is unknown; did you mean keep?" in errors

@@ -1,4 +1,4 @@
-"""Whole runs of files, in one JVM, against a peer that asks for a token over TLS; each tells the cluster how it ended.
+"""Whole runs of pipelines in one JVM, against a peer with tokens and TLS; each reports its final status to the cluster.
 
 What an option carries to the peers (addresses, token, authority) goes a long way: from a file to the driver, to Spark's
 planner in a process of its own, to tasks in others. So source, sink, replay, audit and reports are all run here, once,
@@ -78,7 +78,7 @@ def values(client: BlockingClient, queue: str) -> list[bytes]:
     return sorted(value for batch in client.queue(queue).read() for value in batch.values())
 
 
-def test_a_transform_reads_and_writes_with_its_token_and_serves_its_figures(
+def test_a_transform_reads_and_writes_with_its_token_and_serves_its_metrics(
     peer: LocalCluster, client: BlockingClient, tmp_path: Path
 ) -> None:
     statement = 'kind = "transform"\nsql = "SELECT upper(string(value)) AS value FROM source"'
@@ -96,16 +96,14 @@ def test_a_transform_reads_and_writes_with_its_token_and_serves_its_figures(
     assert f'avow_pipeline_rows_total{{kind="transform",pipeline="shout"}} {ROWS}.0' in seen[-1]
 
 
-def test_a_replay_is_one_transaction_over_the_same_way(
-    peer: LocalCluster, client: BlockingClient, tmp_path: Path
-) -> None:
+def test_a_replay_with_tokens_is_one_transaction(peer: LocalCluster, client: BlockingClient, tmp_path: Path) -> None:
     text = 'kind = "replay"\n[source]\nqueue = "orders"\nstart = 11\nend = 30\n[sink]\nqueue = "again"'
     ended = ran(written(tmp_path, "again", peer, text))
     assert (ended.code, ended.status.counts.rows) == (DONE, 20), ended.error
     assert len(values(client, "again")) == 20
 
 
-def test_a_table_in_postgresql_takes_each_row_once_and_an_audit_closes_the_books(
+def test_a_table_in_postgresql_takes_each_row_once_and_an_audit_finds_nothing(
     peer: LocalCluster, client: BlockingClient, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     url = f"{postgres_server.dsn}?table=orders_taken"
@@ -117,23 +115,23 @@ def test_a_table_in_postgresql_takes_each_row_once_and_an_audit_closes_the_books
         counted = connection.execute("select count(*), count(distinct id) from orders_taken").fetchone()
     assert counted == (ROWS, ROWS)
     stages = f'[queue]\nname = "orders"\nid = "string(value)"\n[table]\nurl = "{url}"\nid = "id"'
-    report = run_audit(written(tmp_path, "books", peer, f'kind = "audit"\n{stages}'))
+    report = run_audit(written(tmp_path, "compared", peer, f'kind = "audit"\n{stages}'))
     assert report.clean, report.text()
     assert (report.rows("queue"), report.rows("table")) == (ROWS, ROWS)
 
 
-def test_every_kind_has_told_the_cluster_how_it_ended(client: BlockingClient) -> None:
+def test_every_kind_of_pipeline_reports_its_final_status_to_the_cluster(client: BlockingClient) -> None:
     found = {one.name: one for one in read_reports(client)}
     assert {name: (one.kind, one.state) for name, one in found.items()} == {
         "again": ("replay", "done"),
-        "books": ("audit", "done"),
+        "compared": ("audit", "done"),
         "shout": ("transform", "done"),
         "taken": ("transform", "done"),
     }
     assert (found["shout"].rows, found["shout"].lag) == (ROWS, 0)
 
 
-def test_a_token_that_is_not_known_is_told_before_spark_is_started(
+def test_an_unknown_token_is_reported_before_spark_is_started(
     peer: LocalCluster, client: BlockingClient, tmp_path: Path
 ) -> None:
     text = 'kind = "transform"\nsql = "SELECT * FROM source"\n[source]\nqueue = "orders"\n[sink]\nqueue = "loud"'

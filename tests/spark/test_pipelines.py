@@ -95,14 +95,14 @@ def fill(client: BlockingClient, queue: str, start: int, end: int) -> None:
         client.queue(queue).enqueue_many(texts, lane=lane, headers=[{"n": b"1"}] * len(texts))
 
 
-def test_a_hundred_thousand_messages_are_archived_trimmed_and_read_back_each_version_once_in_order(
+def test_100000_messages_are_archived_trimmed_and_read_back_once_and_in_order(
     spark: SparkSession, peer: LocalCluster, tmp_path: Path
 ) -> None:
     done = run_archive(spark, peer.addresses, tmp_path, messages=100_000, lanes=2, batch_rows=40_000)
-    assert done.clean, done.books
+    assert done.clean, done.totals
 
 
-def test_an_archive_is_trimmed_and_read_back_whole_though_batches_and_its_checkpoint_are_lost(
+def test_an_archive_is_complete_though_batches_and_its_checkpoint_are_lost(
     spark: SparkSession, client: BlockingClient, cluster: Cluster, tmp_path: Path
 ) -> None:
     client.create_queue("sold", lanes=2)
@@ -138,7 +138,7 @@ def test_an_archive_is_trimmed_and_read_back_whole_though_batches_and_its_checkp
     assert {bytes(row.headers[0].value) for row in rows} == {b"1"}
 
 
-def test_a_stream_archives_what_comes_until_it_is_stopped(
+def test_a_stream_archives_messages_until_it_is_stopped(
     spark: SparkSession, client: BlockingClient, cluster: Cluster, tmp_path: Path
 ) -> None:
     client.create_queue("events", lanes=2)
@@ -187,9 +187,9 @@ def test_sql_sends_good_rows_and_dead_letters_once_though_a_batch_is_repeated(
     assert values(client, "prices-good") == [b"10", b"20", b"40"]
     (dead,) = messages(client, "prices-dead")
     assert (dead.key, dead.value) == (b"x", b"x")
-    said = dict(dead.headers)
-    assert (said["trace"], said["error"]) == (b"x", b"no number")
-    assert bytes(said["source"]).startswith(b"prices/")
+    headers = dict(dead.headers)
+    assert (headers["trace"], headers["error"]) == (b"x", b"no number")
+    assert bytes(headers["source"]).startswith(b"prices/")
 
 
 def test_a_function_of_messages_fills_a_table_and_its_failures_are_dead_letters(
@@ -231,7 +231,7 @@ def test_a_function_of_messages_fills_a_table_and_its_failures_are_dead_letters(
     assert len(values(client, "carts-dead")) == 4
 
 
-def test_a_function_that_fails_without_dead_letters_ends_the_stream_and_is_named(
+def test_without_dead_letters_a_failing_function_ends_the_stream_and_is_named(
     spark: SparkSession, client: BlockingClient, cluster: Cluster, tmp_path: Path
 ) -> None:
     client.create_queue("words")
@@ -249,18 +249,21 @@ def test_a_function_that_fails_without_dead_letters_ends_the_stream_and_is_named
     with pytest.raises(PipelineFailed, match="ValueError: this one is bad"):
         ended(lambda: transform(spark, spec, once=True))
     assert values(client, "words-twice") == []
-    for statement, said in (("SELECT nothing FROM source", "nothing"), ("SELECT key FROM source", "no column value")):
+    for statement, expected in (
+        ("SELECT nothing FROM source", "nothing"),
+        ("SELECT key FROM source", "no column value"),
+    ):
         wrong = TransformSpec(
             name="wrong", checkpoint="x", cluster=cluster, source=spec.source, sink=spec.sink, sql=statement
         )
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=expected):
             transform(spark, wrong)
 
 
 # ------------------------------------------------------------------ replay
 
 
-def test_a_replay_is_done_once_in_order_and_again_when_that_is_said(
+def test_a_replay_runs_once_in_order_and_again_only_on_request(
     spark: SparkSession, client: BlockingClient, cluster: Cluster, tmp_path: Path
 ) -> None:
     client.create_queue("log", lanes=2)
@@ -325,7 +328,7 @@ def test_a_time_span_is_replayed_from_an_archive_alone(
 # ------------------------------------------------------------------ examples
 
 
-def test_the_examples_do_what_they_say(
+def test_the_examples_work_as_described(
     spark: SparkSession, client: BlockingClient, cluster: Cluster, tmp_path: Path
 ) -> None:
     for name in ("orders", "billing", "orders-dead", "orders-large"):

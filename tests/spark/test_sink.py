@@ -1,4 +1,4 @@
-"""`format("avow")` as a sink, in a real Spark: what arrives, what is refused, and that nothing arrives twice."""
+"""`format("avow")` as a sink, in a real Spark: which rows arrive, which are refused, and that none arrives twice."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def texts(count: int) -> list[str]:
     return sorted(str(number) for number in range(count))
 
 
-# ----------------------------------------------------------------- what arrives
+# ----------------------------------------------------------------- rows that arrive
 
 
-def test_a_message_has_what_its_row_has(
+def test_a_message_has_the_columns_of_its_row(
     spark: SparkSession, cluster: LocalCluster, client: BlockingClient, queue: str
 ) -> None:
     rows = spark.sql("""
@@ -102,7 +102,7 @@ def test_a_named_job_writes_once_and_another_run_of_it_writes_again(
 # --------------------------------------------------------------------- attempts
 
 
-def test_rows_of_a_failed_attempt_are_not_seen(
+def test_rows_of_a_failed_attempt_are_invisible(
     spark: SparkSession, cluster: LocalCluster, client: BlockingClient, queue: str
 ) -> None:
     def twice_in_vain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -167,11 +167,11 @@ def _stream(spark: SparkSession, folder: Path, checkpoint: Path, cluster: LocalC
     assert query.awaitTermination(300)
 
 
-# -------------------------------------------------------------- what is refused
+# -------------------------------------------------------------- rows that are refused
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "said"),
+    ("columns", "options", "expected"),
     [
         (["value", "value AS extra"], {}, "'extra'"),
         (["CAST(value AS INT) AS value"], {}, "'value' is int"),
@@ -184,16 +184,16 @@ def _stream(spark: SparkSession, folder: Path, checkpoint: Path, cluster: LocalC
         (["CASE WHEN value < 90 THEN value END AS value"], {}, r"no value \(null\).*in partition 1"),
     ],
 )
-def test_what_cannot_be_written_is_refused_and_nothing_arrives(
+def test_invalid_rows_are_refused_and_nothing_arrives(
     spark: SparkSession,
     cluster: LocalCluster,
     client: BlockingClient,
     columns: list[str],
     options: dict[str, Any],
-    said: str,
+    expected: str,
 ) -> None:
     client.create_queue("refusing", lanes=2)
     client.create_queue("news", strategy="pub-sub")
-    with pytest.raises(PySparkException, match=f"(?s){said}"):
+    with pytest.raises(PySparkException, match=f"(?s){expected}"):
         write(numbers(spark, 100).selectExpr(*columns), cluster, **{"topic": "refusing", **options})
     assert visible(client, "refusing") == []

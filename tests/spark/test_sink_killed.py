@@ -26,7 +26,7 @@ FILES, LINES = 2, 40
 START_S = 300.0
 
 
-def test_a_driver_killed_at_any_step_neither_loses_nor_doubles_a_row(tmp_path: Path) -> None:
+def test_a_driver_killed_at_any_step_neither_loses_nor_duplicates_a_row(tmp_path: Path) -> None:
     first, everything = _write_files(tmp_path / "in")
     with LocalCluster(1, settings={"advertise": HOST}) as cluster:
         port = int(cluster.api(1).rpartition(":")[2])
@@ -51,7 +51,7 @@ def test_a_driver_killed_at_any_step_neither_loses_nor_doubles_a_row(tmp_path: P
 
             proxy.let_go()
             with _driver(arguments, tmp_path) as process:
-                assert process.wait(START_S) == 0, _said(tmp_path)
+                assert process.wait(START_S) == 0, _output(tmp_path)
             assert sorted(_visible(queue)) == sorted(everything)
 
 
@@ -73,17 +73,17 @@ def _visible(queue: BlockingQueue) -> list[str]:
 def _kill_when_held(proxy: HoldingProxy, arguments: list[str], folder: Path) -> None:
     with _driver(arguments, folder) as process:
         wait_until(
-            lambda: proxy.held.is_set() or process.poll() is not None, timeout_s=START_S, what=lambda: _said(folder)
+            lambda: proxy.held.is_set() or process.poll() is not None, timeout_s=START_S, what=lambda: _output(folder)
         )
-        assert process.poll() is None, _said(folder)
+        assert process.poll() is None, _output(folder)
 
 
 @contextmanager
 def _driver(arguments: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Ends with the death of all of it."""
-    with (folder / "said.txt").open("wb") as said:
+    with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), *arguments], stdout=said, stderr=said, start_new_session=True
+            [sys.executable, str(PROGRAM), *arguments], stdout=output, stderr=output, start_new_session=True
         )
         try:
             yield process
@@ -104,5 +104,5 @@ def _kill_session(session: int) -> list[int]:
     return found
 
 
-def _said(folder: Path) -> str:
-    return (folder / "said.txt").read_text(errors="replace")[-3_000:]
+def _output(folder: Path) -> str:
+    return (folder / "output.txt").read_text(errors="replace")[-3_000:]

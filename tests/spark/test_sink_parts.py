@@ -24,7 +24,7 @@ def client() -> Iterator[BlockingClient]:
 
 
 class Job:
-    """One job that writes to a queue of its own. `rows` have the keys 0, 1, 2, ... and go to both lanes."""
+    """One job that writes to its own queue. `rows` have the keys 0, 1, 2, ... and go to both lanes."""
 
     def __init__(self, client: BlockingClient, queue: str, *, name: str = "stream:q:1", deadline_s: float = 60) -> None:
         self.client, self.queue, self.name = client, queue, name
@@ -54,7 +54,7 @@ def in_lane(lane: int, count: int) -> list[int]:
     return [number for number in range(100) if lane_for(b"%d" % number, 2) == lane][:count]
 
 
-def test_only_the_attempts_that_spark_chose_are_seen(client: BlockingClient) -> None:
+def test_only_the_attempts_that_spark_chose_are_visible(client: BlockingClient) -> None:
     job = Job(client, "chosen")
     lost, chosen, other = job.attempt(1, 2, 3), job.attempt(1, 2, 3), job.attempt(4, 5)
     assert job.visible() == []
@@ -84,7 +84,7 @@ def test_a_job_whose_driver_died_between_two_lanes_is_completed(client: Blocking
     assert sorted(job.visible()) == list(range(20))
 
 
-def test_an_attempt_staged_before_another_driver_published_is_not_seen(client: BlockingClient) -> None:
+def test_an_attempt_staged_before_another_driver_published_stays_invisible(client: BlockingClient) -> None:
     job = Job(client, "zombie")
     of_the_dead, of_the_living = job.attempt(1, 2), job.attempt(1, 2)
     job.commit(of_the_living)
@@ -92,7 +92,7 @@ def test_an_attempt_staged_before_another_driver_published_is_not_seen(client: B
     assert sorted(job.visible()) == [1, 2]
 
 
-def test_an_abort_discards_what_it_is_told_of_and_the_name_can_be_used_again(client: BlockingClient) -> None:
+def test_an_abort_discards_its_parts_and_the_name_can_be_used_again(client: BlockingClient) -> None:
     job = Job(client, "aborted")
     first = job.attempt(1, 2)
     job.abort(first, None)
@@ -131,7 +131,7 @@ def test_rows_that_expired_are_not_published_in_part(client: BlockingClient) -> 
     assert job.visible() == []
 
 
-def test_an_attempt_that_fails_takes_its_rows_back(client: BlockingClient) -> None:
+def test_an_attempt_that_fails_discards_its_rows(client: BlockingClient) -> None:
     job = Job(client, "failed")
 
     def interrupted() -> Iterator[pa.RecordBatch]:
@@ -144,7 +144,7 @@ def test_an_attempt_that_fails_takes_its_rows_back(client: BlockingClient) -> No
         job.commit(Staged(job.name, 5, {"failed": {lane_for(b"k", 2): 1}}))
 
 
-def test_order_within_a_lane_is_the_order_of_the_rows(client: BlockingClient) -> None:
+def test_messages_of_a_lane_keep_the_order_of_the_rows(client: BlockingClient) -> None:
     job = Job(client, "ordered")
     pad = "0" * 2_000
 
@@ -157,7 +157,7 @@ def test_order_within_a_lane_is_the_order_of_the_rows(client: BlockingClient) ->
     assert job.visible() == list(range(12_000))
 
 
-def test_a_queue_without_staged_writes_is_refused_with_what_to_do(client: BlockingClient) -> None:
+def test_a_queue_without_staged_writes_is_refused_with_advice(client: BlockingClient) -> None:
     servers = client.servers  # type: ignore[attr-defined]
     client.create_queue("news", strategy="pub-sub")
     with pytest.raises(InvalidRequest, match="two-phase"):
@@ -166,6 +166,6 @@ def test_a_queue_without_staged_writes_is_refused_with_what_to_do(client: Blocki
         stage(iter([rows(1)]), options=SinkOptions(servers=servers, topic="absent"), name="n")
 
 
-def test_an_empty_partition_connects_to_nobody() -> None:
+def test_an_empty_partition_opens_no_connection() -> None:
     options = SinkOptions(servers="http://127.0.0.1:9", topic="orders")
     assert stage(iter([]), options=options, name="n").messages == {}

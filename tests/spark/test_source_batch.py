@@ -105,13 +105,13 @@ def test_registration_by_hand_is_possible(spark: SparkSession, client: BlockingC
     assert load(spark, servers, subscribe="orders").count() == 2_000
 
 
-def test_nothing_to_read_is_an_empty_frame(spark: SparkSession, client: BlockingClient, servers: str) -> None:
+def test_an_empty_range_gives_an_empty_frame(spark: SparkSession, client: BlockingClient, servers: str) -> None:
     client.create_queue("empty")
     assert load(spark, servers, subscribe="empty").collect() == []
 
 
 @pytest.mark.parametrize(
-    ("options", "schema", "said"),
+    ("options", "schema", "expected"),
     [
         ({"subscribe": "nowhere"}, None, "has no queue 'nowhere'"),
         ({"subscribe": "orders", "kafka.group.id": "x"}, None, "no option kafka.group.id"),
@@ -121,7 +121,12 @@ def test_nothing_to_read_is_an_empty_frame(spark: SparkSession, client: Blocking
     ],
 )
 def test_errors_name_what_is_wrong(
-    spark: SparkSession, client: BlockingClient, servers: str, options: dict[str, str], schema: str | None, said: str
+    spark: SparkSession,
+    client: BlockingClient,
+    servers: str,
+    options: dict[str, str],
+    schema: str | None,
+    expected: str,
 ) -> None:
-    with pytest.raises((AnalysisException, PySparkException), match=said):
+    with pytest.raises((AnalysisException, PySparkException), match=expected):
         load(spark, servers, schema=schema, **options).collect()

@@ -1,4 +1,4 @@
-"""The source's readers against real peers, without a JVM: offsets, restarts, lanes that come and go, lost versions."""
+"""The source's readers against real peers, without a JVM: offsets, restarts, new and ended lanes, lost versions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_batch_reads_both_lanes_from_the_first_version_to_the_last(client: Blo
     assert [rows_of(part) for part in made.partitions()] == [300, 5]
 
 
-def test_offsets_name_the_first_version_that_is_read_and_the_first_that_is_not(client: BlockingClient) -> None:
+def test_a_start_offset_is_inclusive_and_an_end_offset_exclusive(client: BlockingClient) -> None:
     client.create_queue("named", lanes=2)
     rows = fill(client, "named", lane=0, first=1, last=10) + fill(client, "named", lane=1, first=1, last=10)
     start, end = '{"named":{"0":4,"1":-2}}', '{"named":{"0":6,"1":-1}}'
@@ -73,7 +73,7 @@ def test_offsets_name_the_first_version_that_is_read_and_the_first_that_is_not(c
         read_batch(client, assign='{"named":[1,2]}')
 
 
-def test_times_name_the_first_version_that_is_not_before_them(client: BlockingClient) -> None:
+def test_a_time_selects_the_first_version_not_before_it(client: BlockingClient) -> None:
     client.create_queue("timed")
     rows: list[Row] = []
     for first in (1, 4, 7):
@@ -91,7 +91,7 @@ def test_times_name_the_first_version_that_is_not_before_them(client: BlockingCl
     assert read_batch(client, subscribe="timed", **latest) == []
 
 
-def test_a_pattern_reads_the_queues_whose_whole_name_it_matches(client: BlockingClient) -> None:
+def test_a_pattern_must_match_the_whole_name_of_a_queue(client: BlockingClient) -> None:
     for name in ("pat-a", "pat-b", "other-pat-c"):
         client.create_queue(name)
         fill(client, name, lane=0, first=1, last=2)
@@ -99,13 +99,13 @@ def test_a_pattern_reads_the_queues_whose_whole_name_it_matches(client: Blocking
     assert read_batch(client, subscribePattern="nothing.*") == []
 
 
-def test_an_unknown_queue_is_named_with_the_servers(client: BlockingClient, cluster: LocalCluster) -> None:
+def test_an_unknown_queue_is_reported_with_the_servers(client: BlockingClient, cluster: LocalCluster) -> None:
     with pytest.raises(UnknownQueue, match="'nowhere'") as caught:
         read_batch(client, subscribe="nowhere")
     assert cluster.addresses in str(caught.value)
 
 
-def test_partitions_are_cut_as_the_options_say_and_ask_different_peers(client: BlockingClient) -> None:
+def test_partitions_follow_the_options_and_are_read_from_different_peers(client: BlockingClient) -> None:
     client.create_queue("cut")
     rows = fill(client, "cut", lane=0, first=1, last=100)
     made = source(client, subscribe="cut", minPartitions="3").reader(source(client).schema())
@@ -115,7 +115,7 @@ def test_partitions_are_cut_as_the_options_say_and_ask_different_peers(client: B
     assert read_batch(client, subscribe="cut", maxRecordsPerPartition="7") == rows
 
 
-def test_headers_and_keys_come_along(client: BlockingClient) -> None:
+def test_headers_and_keys_are_read_too(client: BlockingClient) -> None:
     client.create_queue("headers")
     queue = client.queue("headers")
     queue.enqueue(b"a", key=b"k", headers={"trace": b"1"}, time_ms=1_500)
@@ -130,7 +130,7 @@ def test_headers_and_keys_come_along(client: BlockingClient) -> None:
 # ------------------------------------------------------------------ streams
 
 
-def test_a_stream_reads_every_version_once_over_restarts(client: BlockingClient) -> None:
+def test_a_stream_reads_every_version_once_across_restarts(client: BlockingClient) -> None:
     client.create_queue("once", lanes=2)
     rows = fill(client, "once", lane=0, first=1, last=10)
     stream = Stream(client, subscribe="once", startingOffsets="earliest")
@@ -147,7 +147,7 @@ def test_a_stream_reads_every_version_once_over_restarts(client: BlockingClient)
     stream.reader.stop()
 
 
-def test_a_stream_from_the_end_begins_where_its_first_batch_was_logged(client: BlockingClient) -> None:
+def test_a_stream_from_the_end_starts_where_its_first_batch_was_logged(client: BlockingClient) -> None:
     client.create_queue("late")
     fill(client, "late", lane=0, first=1, last=10)
     stream = Stream(client, subscribe="late")
@@ -177,7 +177,7 @@ def test_a_limit_bounds_every_batch_and_loses_nothing(client: BlockingClient) ->
     whole.reader.stop()
 
 
-def test_a_batch_waits_for_the_least_number_of_rows_but_not_for_ever(client: BlockingClient) -> None:
+def test_a_batch_waits_for_the_minimum_number_of_rows_but_not_for_ever(client: BlockingClient) -> None:
     client.create_queue("least")
     fill(client, "least", lane=0, first=1, last=3)
     options = {"subscribe": "least", "startingOffsets": "earliest", "minOffsetsPerTrigger": "5"}
@@ -195,7 +195,7 @@ def test_a_batch_waits_for_the_least_number_of_rows_but_not_for_ever(client: Blo
     hasty.reader.stop()
 
 
-def test_available_now_ends_at_what_there_was_when_it_began(client: BlockingClient) -> None:
+def test_available_now_ends_at_the_end_that_it_found_at_its_start(client: BlockingClient) -> None:
     client.create_queue("now")
     rows = fill(client, "now", lane=0, first=1, last=10)
     stream = Stream(client, subscribe="now", startingOffsets="earliest", maxOffsetsPerTrigger="4")
@@ -207,7 +207,7 @@ def test_available_now_ends_at_what_there_was_when_it_began(client: BlockingClie
     stream.reader.stop()
 
 
-def test_a_subscribers_cursor_follows_the_batches_that_are_done(client: BlockingClient) -> None:
+def test_a_subscribers_cursor_follows_finished_batches(client: BlockingClient) -> None:
     client.create_queue("cursor")
     fill(client, "cursor", lane=0, first=1, last=10)
     stream = Stream(client, subscribe="cursor", startingOffsets="earliest", subscriber="spark")
@@ -221,11 +221,11 @@ def test_a_subscribers_cursor_follows_the_batches_that_are_done(client: Blocking
     wait_until(lambda: client.queue("cursor").cursor("spark") == {0: 12}, what="a cursor at the end")
     client.delete_queue("cursor")
     assert stream.reader._cursor is not None
-    stream.reader._move_cursor(type(stream.reader._cursor)({"cursor": {0: 99}}))  # told in the log, and no failure
+    stream.reader._move_cursor(type(stream.reader._cursor)({"cursor": {0: 99}}))  # logged, not raised
     stream.reader.stop()
 
 
-# ------------------------------------------------------------------ what is lost
+# ------------------------------------------------------------------ lost versions
 
 
 def test_trimmed_versions_fail_a_read_that_asks_for_them_or_are_skipped(
@@ -252,7 +252,7 @@ def test_trimmed_versions_fail_a_read_that_asks_for_them_or_are_skipped(
     stream.reader.stop()
 
 
-def test_versions_trimmed_after_planning_are_noticed_by_the_task(client: BlockingClient, cluster: LocalCluster) -> None:
+def test_the_task_detects_versions_trimmed_after_planning(client: BlockingClient, cluster: LocalCluster) -> None:
     client.create_queue("during")
     rows = fill(client, "during", lane=0, first=1, last=10)
     strict = source(client, subscribe="during").reader(source(client).schema())
@@ -268,7 +268,7 @@ def test_versions_trimmed_after_planning_are_noticed_by_the_task(client: Blockin
     assert found == [row[3] for row in rows[6:]]
 
 
-def test_a_queue_that_was_made_anew_is_not_taken_for_the_old_one(client: BlockingClient) -> None:
+def test_a_recreated_queue_is_not_mistaken_for_the_old_one(client: BlockingClient) -> None:
     client.create_queue("anew")
     fill(client, "anew", lane=0, first=1, last=10)
     stream = Stream(client, subscribe="anew", startingOffsets="earliest")
@@ -285,7 +285,7 @@ def test_a_queue_that_was_made_anew_is_not_taken_for_the_old_one(client: Blockin
 # ------------------------------------------------------------------ pub-sub, and peers that die
 
 
-def test_lanes_of_a_pub_sub_queue_are_read_as_they_come(client: BlockingClient, cluster: LocalCluster) -> None:
+def test_new_lanes_of_a_pub_sub_queue_are_read(client: BlockingClient, cluster: LocalCluster) -> None:
     client.create_queue("events", strategy="pub-sub")
     queue = client.queue("events")
     written = [b"%d" % number for number in range(50)]
@@ -308,7 +308,7 @@ def test_lanes_of_a_pub_sub_queue_are_read_as_they_come(client: BlockingClient, 
     stream.reader.stop()
 
 
-def test_a_read_goes_on_when_the_coordinator_is_killed(client: BlockingClient, cluster: LocalCluster) -> None:
+def test_a_read_continues_when_the_coordinator_is_killed(client: BlockingClient, cluster: LocalCluster) -> None:
     client.create_queue("killed", lanes=2)
     rows = fill(client, "killed", lane=0, first=1, last=50)
     stream = Stream(client, subscribe="killed", startingOffsets="earliest")
@@ -339,7 +339,7 @@ def archive(folder: Path, batches: list[pa.RecordBatch], *, version: int) -> str
     return url
 
 
-def test_what_a_queue_no_longer_has_is_read_from_its_archive(client: BlockingClient, tmp_path: Path) -> None:
+def test_trimmed_messages_are_read_from_the_archive(client: BlockingClient, tmp_path: Path) -> None:
     client.create_queue("old", lanes=2)
     rows = fill(client, "old", lane=0, first=1, last=30) + fill(client, "old", lane=1, first=1, last=20)
     url = archive(tmp_path / "table", batches_of(client, subscribe="old"), version=0)
@@ -357,7 +357,7 @@ def test_what_a_queue_no_longer_has_is_read_from_its_archive(client: BlockingCli
     stream.reader.stop()
 
 
-def test_a_hole_between_archive_and_queue_is_a_loss(client: BlockingClient, tmp_path: Path) -> None:
+def test_a_gap_between_archive_and_queue_is_a_loss(client: BlockingClient, tmp_path: Path) -> None:
     client.create_queue("hole")
     rows = fill(client, "hole", lane=0, first=1, last=30)
     ending = '{"hole":{"0":11}}'

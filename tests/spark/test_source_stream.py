@@ -72,7 +72,7 @@ def fill(client: BlockingClient, queue: str, *names: str, lane: int | None = Non
     return values
 
 
-def test_available_now_reads_all_under_its_limit_and_goes_on_after_a_restart_and_a_kill(
+def test_available_now_reads_all_under_its_limit_and_resumes_after_a_restart_and_a_kill(
     spark: SparkSession, cluster: LocalCluster, client: BlockingClient, tmp_path: Path
 ) -> None:
     client.create_queue("orders", lanes=2)
@@ -92,7 +92,7 @@ def test_available_now_reads_all_under_its_limit_and_goes_on_after_a_restart_and
     assert job.values == sorted(written)
 
 
-def test_a_stream_from_the_end_sees_what_comes_and_only_that(
+def test_a_stream_from_the_end_sees_only_new_messages(
     spark: SparkSession, cluster: LocalCluster, client: BlockingClient, tmp_path: Path
 ) -> None:
     client.create_queue("late")

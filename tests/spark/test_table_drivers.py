@@ -1,4 +1,4 @@
-"""Drivers that commit batch after batch and are killed with -9 at any moment, whatever the table. No JVM takes part."""
+"""Drivers that commit batch after batch and are killed with -9 at any moment, for every table. No JVM is used."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def life_of_a_driver(url: str, *, first: int, batches: int) -> int:
     return known[-1]
 
 
-def test_a_driver_killed_at_any_moment_neither_loses_nor_doubles(url: str) -> None:
+def test_a_driver_killed_at_any_moment_neither_loses_nor_duplicates_rows(url: str) -> None:
     store = open_store(url)
     store.prepare(SCHEMA, partition_by=None if url.startswith("postgresql") else LANES)
     known = -1

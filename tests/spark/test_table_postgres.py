@@ -53,7 +53,7 @@ def versions(store: PostgresStore) -> list[int]:
     return sorted(version for batch in store.read() for version in batch.column("offset").to_pylist())
 
 
-def test_a_batch_is_there_once_whatever_is_repeated(store: PostgresStore, server: PostgresServer) -> None:
+def test_a_batch_is_stored_once_whatever_is_repeated(store: PostgresStore, server: PostgresServer) -> None:
     staged = store.stage([rows(1, 10)], SCHEMA, app_id="query", version=0)
     assert (store.count(), store.committed("query")) == (0, None)
     assert store.commit(staged, app_id="query", version=0)
@@ -88,7 +88,7 @@ def test_an_attempt_without_rows_or_with_a_failure_leaves_nothing(store: Postgre
     assert stages(server) == []
 
 
-def test_a_server_that_crashes_between_stage_and_commit_costs_a_replay_and_no_row(server: PostgresServer) -> None:
+def test_a_server_crash_between_stage_and_commit_costs_a_replay_but_no_row(server: PostgresServer) -> None:
     store = at(server, "crashed")
     store.prepare(SCHEMA, partition_by=None)
     append(store, rows(1, 10), version=0)
@@ -108,7 +108,7 @@ def test_a_server_that_crashes_between_stage_and_commit_costs_a_replay_and_no_ro
     assert archived_ends(store.ranges()) == {("orders", 0): 20}
 
 
-def test_a_driver_whose_connection_is_cut_in_the_commit_finds_the_truth_by_a_replay(server: PostgresServer) -> None:
+def test_a_driver_whose_connection_is_cut_in_the_commit_recovers_by_a_replay(server: PostgresServer) -> None:
     store = at(server, "cut")
     store.prepare(SCHEMA, partition_by=None)
     with psycopg.connect(server.dsn, autocommit=True) as connection:
@@ -124,7 +124,7 @@ def test_a_driver_whose_connection_is_cut_in_the_commit_finds_the_truth_by_a_rep
     assert versions(store) == list(range(1, 11))
 
 
-def test_every_type_comes_back_as_it_went(server: PostgresServer) -> None:
+def test_every_type_is_read_back_unchanged(server: PostgresServer) -> None:
     store = at(server, "types")
     moment = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
     columns = {
@@ -161,7 +161,7 @@ def test_nested_columns_are_json_and_foreign_types_are_read_as_text(server: Post
     assert found.column("id").to_pylist() == ["00000000-0000-0000-0000-000000000001"] * 2
 
 
-def test_a_table_of_somebody_else_takes_rows_that_fit_and_refuses_others(server: PostgresServer) -> None:
+def test_an_existing_table_accepts_matching_rows_and_refuses_others(server: PostgresServer) -> None:
     asked(server, "create table business (id bigint, name varchar(20), made timestamptz default now())")
     store = at(server, "business")
     batch = pa.record_batch({"name": pa.array(["a"]), "id": pa.array([1], pa.int32())})
@@ -176,7 +176,7 @@ def test_a_table_of_somebody_else_takes_rows_that_fit_and_refuses_others(server:
         store.prepare(batch.schema, partition_by=("name",))
 
 
-def test_a_table_that_is_not_there_is_told(server: PostgresServer) -> None:
+def test_a_missing_table_is_reported(server: PostgresServer) -> None:
     store = at(server, "nowhere")
     assert list(store.ranges()) == []
     with pytest.raises(Refused, match="does not exist"):

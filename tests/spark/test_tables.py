@@ -136,7 +136,7 @@ def test_a_plain_reader_of_parquet_sees_the_same_rows(spark: SparkSession, tmp_p
     assert {row["topic"] for row in wanted} == {"a/b=c %ü", "orders"}
 
 
-def test_a_delta_table_reads_back_names_that_mean_something_to_a_path(spark: SparkSession, tmp_path: Path) -> None:
+def test_partition_values_with_path_characters_are_read_back(spark: SparkSession, tmp_path: Path) -> None:
     table, source = open_table(f"delta:{tmp_path}/table"), Input(spark, tmp_path)
     source.add(rows(1, 2, queue="a/b=c %ü"), rows(1, 3, lane=None))
     run(table, source.stream(), tmp_path / "checkpoint")

@@ -92,8 +92,8 @@ def test_the_example_in_sql_runs(
 
 def test_spark_connect_reads_and_writes(cluster: LocalCluster, client: BlockingClient, tmp_path: Path) -> None:
     client.create_queue("connected")
-    said = _run([sys.executable, str(EXAMPLES / "connect.py"), cluster.addresses, "lines", "connected"], tmp_path)
-    assert f"rows: {ROWS}" in said
+    output = _run([sys.executable, str(EXAMPLES / "connect.py"), cluster.addresses, "lines", "connected"], tmp_path)
+    assert f"rows: {ROWS}" in output
     assert lines(client, "connected") == EXPECTED
 
 
@@ -108,8 +108,8 @@ def test_a_declarative_pipeline_has_a_queue_as_its_source_and_one_as_its_sink(
     spec = project / "spark-pipeline.yml"
     text = spec.read_text("utf-8").replace("http://127.0.0.1:7401", cluster.addresses)
     spec.write_text(text.replace("/tmp/avow-declarative", str(tmp_path / "storage")), "utf-8")
-    said = _run([str(Path(sys.executable).parent / "spark-pipelines"), "run", "--spec", str(spec)], project)
-    assert "Run is COMPLETED" in said
+    output = _run([str(Path(sys.executable).parent / "spark-pipelines"), "run", "--spec", str(spec)], project)
+    assert "Run is COMPLETED" in output
     assert lines(client, "shouted") == ["FIRST", "SECOND", "THIRD"]
 
 
@@ -124,9 +124,9 @@ def test_the_first_lines_of_the_documentation_run(
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """What it said; it ended well."""
+    """Its output. It must exit with status 0."""
     environment = {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
-    log = folder / "said.txt"
+    log = folder / "output.txt"
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
         try:
@@ -134,6 +134,6 @@ def _run(command: list[str], folder: Path) -> str:
         finally:
             process.kill()
             process.wait()
-    said = log.read_text(errors="replace")
-    assert code == 0, said[-3_000:]
-    return said
+    output = log.read_text(errors="replace")
+    assert code == 0, output[-3_000:]
+    return output

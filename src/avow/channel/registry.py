@@ -3,13 +3,13 @@
 The Hello on a new socket decides whether the socket starts a channel, resumes one, or is refused.
 
     the channel is registered   higher generation: it resumes, and the socket before is fenced.  Otherwise FENCED
-    the channel has ended       the End in its tombstone, with the last acknowledged and received positions
+    the channel has ended       its stored End, with the last acknowledged and received positions
     the channel is unknown      `fresh`: it starts.  Otherwise UNKNOWN_CHANNEL: this process was restarted, or the
-                                tombstone was dropped
+                                stored End was dropped
 
-A channel without a socket is kept for its window, then it ends with EXPIRED. Tombstones are for initiators that
-reconnect later, or whose last socket was lost with the End in it; the oldest is dropped first. One timer checks the
-deadlines of sockets without a Hello and of channels without a socket.
+A channel without a socket is kept for its window, then it ends with EXPIRED. The End of a channel is stored for
+initiators that reconnect later, or whose last socket was lost with the End in it; the oldest is dropped first. One
+timer checks the deadlines of sockets without a Hello and of channels without a socket.
 
 A channel can be resumed only with the token and for the purpose it was started with, so a client that may not read a
 queue cannot read it through another client's channel.
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 HELLO_S: Final = 10.0
 SWEEP_S: Final = 0.25
 _SWEEP_S_MIN: Final = 0.01
-TOMBSTONES_MAX: Final = 4_096
+ENDED_CHANNELS_MAX: Final = 4_096
 
 
-class Tombstone(Struct, frozen=True):
+class EndedChannel(Struct, frozen=True):
     token: bytes
     end: End
 
@@ -63,15 +63,15 @@ class Registry:
         *,
         window_s: float,
         channels_max: int,
-        tombstones_max: int = TOMBSTONES_MAX,
+        ended_channels_max: int = ENDED_CHANNELS_MAX,
         bounds: Bounds | None = None,
         hello_s: float = HELLO_S,
     ) -> None:
-        self._window_s, self._channels_max, self._tombstones_max = window_s, channels_max, tombstones_max
+        self._window_s, self._channels_max, self._ended_channels_max = window_s, channels_max, ended_channels_max
         self._bounds, self._hello_s = bounds, hello_s
         self._loop = asyncio.get_running_loop()
         self._channels: dict[bytes, RegisteredChannel] = {}
-        self._tombstones: dict[bytes, Tombstone] = {}  # oldest first
+        self._ended: dict[bytes, EndedChannel] = {}  # oldest first
         self._sockets: set[IncomingSocket] = set()  # all that are not lost
         self._silent: dict[IncomingSocket, float] = {}  # those without a Hello yet: its deadline
         self._closed: EndCode | None = None
@@ -129,14 +129,14 @@ class Registry:
         self._silent.pop(incoming, None)
         registered = self._channels.get(hello.channel)
         if registered is not None and registered.channel.ended:
-            registered.channel.turn()  # dispatches its end, which leaves a tombstone
+            registered.channel.turn()  # dispatches its end, which stores an EndedChannel
             registered = None
         if registered is not None:
             return self._resume(registered, incoming, hello)
-        tombstone = self._tombstones.get(hello.channel)
-        if tombstone is not None and compare_digest(tombstone.token, hello.token):
-            incoming.refuse(tombstone.end)
-        elif tombstone is not None or not hello.fresh:
+        ended = self._ended.get(hello.channel)
+        if ended is not None and compare_digest(ended.token, hello.token):
+            incoming.refuse(ended.end)
+        elif ended is not None or not hello.fresh:
             incoming.refuse(_unknown())
         elif len(self._channels) >= self._channels_max:
             incoming.refuse(self._too_many())
@@ -205,15 +205,15 @@ class Registry:
             self._arm()
 
     def channel_ended(self, channel: Channel, ended: Ended) -> None:
-        """A channel that the initiator ended needs no tombstone: the initiator will not reconnect."""
+        """The End of a channel that the initiator ended is not stored: the initiator will not reconnect."""
         core = channel.core
         self._channels.pop(core.channel, None)
         if ended.remote:
             return
-        if len(self._tombstones) >= self._tombstones_max:
-            del self._tombstones[next(iter(self._tombstones))]
+        if len(self._ended) >= self._ended_channels_max:
+            del self._ended[next(iter(self._ended))]
         end = End(ended.code, core.incoming.acked, core.incoming.received_to, ended.name, ended.text)
-        self._tombstones[core.channel] = Tombstone(core.token, end)
+        self._ended[core.channel] = EndedChannel(core.token, end)
 
     # ------------------------------------------------------------------ time
 
@@ -244,7 +244,7 @@ class Registry:
             "detached": detached,
             "sockets": len(self._sockets),
             "silent": len(self._silent),
-            "tombstones": len(self._tombstones),
+            "ended": len(self._ended),
             "begun": self._begun,
             "resumed": self._resumed,
             "fenced": self._fenced,

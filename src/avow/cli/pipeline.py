@@ -239,7 +239,7 @@ def _state(status: Status) -> str:
     if status.state in ("starting", "running"):
         return f"{status.state} (pid {status.pid})"
     crashed = "crashed: the last run ended without reporting a status"
-    return {"never": "has not run yet", "died": crashed}.get(status.state, status.state)
+    return {"never": "has not run yet", "crashed": crashed}.get(status.state, status.state)
 
 
 # ---------------------------------------------------------------------- audits

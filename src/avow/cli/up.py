@@ -59,7 +59,7 @@ class Process(Protocol):
     @property
     def pid(self) -> int: ...
     def start(self) -> None: ...
-    def last_words(self) -> str: ...
+    def log_tail(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Watch:
             return Event(number, "removed", text)
         if state.short_runs >= SHORT_RUNS_MAX:
             state.abandoned = True
-            text = f"peer {number} {how} {SHORT_RUNS_MAX} times in a row and is not restarted; {process.last_words()}"
+            text = f"peer {number} {how} {SHORT_RUNS_MAX} times in a row and is not restarted; {process.log_tail()}"
             return Event(number, "abandoned", text)
         return Event(number, "died", f"peer {number} {how}; it will be restarted in {RESTART_AFTER_S:g} s")
 

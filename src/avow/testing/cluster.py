@@ -96,7 +96,7 @@ class LocalCluster:
         self.launch()
         self.wait_ready(timeout_s=timeout_s)
         for number in self.founders:
-            wait_until(partial(self._names_all, number), timeout_s=timeout_s, what=self.process(number).last_words)
+            wait_until(partial(self._names_all, number), timeout_s=timeout_s, what=self.process(number).log_tail)
 
     def launch(self) -> None:
         """Start the founders and wait until each listens, which needs no quorum. Raises NotInstalled."""
@@ -126,7 +126,7 @@ class LocalCluster:
         """Wait until each of these peers (by default all running ones) is ready."""
         for number in numbers or self.running:
             process = self.process(number)
-            wait_until(partial(self._ready_or_ended, number), timeout_s=timeout_s, what=process.last_words)
+            wait_until(partial(self._ready_or_ended, number), timeout_s=timeout_s, what=process.log_tail)
 
     # ------------------------------------------------------------------ one peer
 
@@ -242,7 +242,7 @@ class LocalCluster:
     def _ready_or_ended(self, number: int) -> bool:
         process = self.process(number)
         if not process.alive:
-            raise Offline(f"peer {number} ended with {process.exit_code}: {process.last_words()}")
+            raise Offline(f"peer {number} ended with {process.exit_code}: {process.log_tail()}")
         return self.ready(number)
 
     def _names_all(self, number: int) -> bool:

@@ -110,9 +110,9 @@ class PeerProcess:
 
     def wait_serving(self, timeout_s: float = START_S) -> Serving:
         """Wait until it listens. Raises Offline, with the end of its log, if it ended instead."""
-        wait_until(self._serving_or_ended, timeout_s=timeout_s, what=self.last_words)
+        wait_until(self._serving_or_ended, timeout_s=timeout_s, what=self.log_tail)
         if self.serving is None:
-            raise Offline(f"the process of {self.folder} ended with {self.exit_code}: {self.last_words()}")
+            raise Offline(f"the process of {self.folder} ended with {self.exit_code}: {self.log_tail()}")
         return self.serving
 
     def stop(self, timeout_s: float = STOP_S) -> int | None:
@@ -145,7 +145,7 @@ class PeerProcess:
     def rss_bytes(self) -> int:
         return int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1]) * PAGE_BYTES
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The last lines of its log, on one line."""
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()

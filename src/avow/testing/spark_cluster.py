@@ -75,12 +75,12 @@ class SparkCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         port = self.url.rpartition(":")[2]
         self._launch("master", [MASTER, "--host", HOST, "--port", port, "--webui-port", "0"])
-        wait_until(lambda: "Starting Spark master" in self._log("master"), timeout_s=START_S, what=self.last_words)
+        wait_until(lambda: "Starting Spark master" in self._log("master"), timeout_s=START_S, what=self.log_tail)
         size = ["--cores", str(self._cores), "--memory", self._memory, "--webui-port", "0"]
         for number in range(1, self._workers + 1):
             place = ["--host", f"127.0.0.{number + 1}", "--work-dir", str(self.folder / f"work-{number}")]
             self._launch(f"worker-{number}", [WORKER, *place, *size, self.url])
-        wait_until(self._complete, timeout_s=START_S, what=self.last_words)
+        wait_until(self._complete, timeout_s=START_S, what=self.log_tail)
 
     def close(self) -> None:
         """Kills all processes. Idempotent."""
@@ -119,7 +119,7 @@ class SparkCluster:
         below = processes.descendants(pid)
         return processes.kill(pid, *below) > 0
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         lines = [f"{name}: {line}" for name in self._processes for line in self._log(name).splitlines()[-3:]]
         return f"the Spark cluster's logs end with: {' | '.join(lines) or '(empty)'}"
 
@@ -128,7 +128,7 @@ class SparkCluster:
     def _complete(self) -> bool:
         for name, process in self._processes.items():
             if process.poll() is not None:
-                raise Offline(f"Spark's {name} ended with {process.returncode}: {self.last_words()}")
+                raise Offline(f"Spark's {name} ended with {process.returncode}: {self.log_tail()}")
         return self._log("master").count(REGISTERED) >= self._workers
 
     def _log(self, name: str) -> str:

@@ -2,19 +2,19 @@
 
     order        a message arrived twice, too early, changed or not at all
     commit       a commit has a wrong id, or did not arrive directly after what it covers
-    ack          a waiter completed without an acknowledgement, or an acknowledgement waited behind data
+    ack          a waiter completed without an acknowledgement, or an acknowledgement waited for data
     pending      the pending messages are not those sent after the last commit known to be acknowledged
     suspended    suspended too early, too late, too long, or without a commit that covers everything
-    bounds       more is pending than the limit, or more was received on trust than the cap
+    bounds       more is pending than the limit, or more was received than the cap allows
     hello        a Hello does not have the state of its end, or something was sent before it
     fenced       a packet on a replaced socket was accepted, or changed something
     handed back  an end failed and did not give back exactly its pending messages, in order, once
     fate         a pending message has a wrong fate
     ended        an end failed without a reason
-    misuse       an application's mistake was not refused, or changed something
-    misbehaving  the other end's mistake did not end the channel, or not for that reason
-    begun anew   a channel was begun a second time although packets of the first had arrived
-    no progress  on a good socket something never arrives, or a sender waits for ever
+    misuse       an application error was not refused, or changed something
+    misbehaving  the other end's protocol error did not end the channel, or not with that reason
+    begun anew   a channel was opened a second time although packets of the first had arrived
+    no progress  on a working socket something never arrives, or a sender waits for ever
 
 The two ends are compared with the model, never with each other.
 """
@@ -47,7 +47,7 @@ class End:
 
 
 def check_end(end: End) -> None:
-    """The core agrees with the model, and both keep their bounds."""
+    """Checks that the core agrees with the model, and that both keep their bounds."""
     core, out, into = end.core, end.out, end.into
     if end.over is not None:
         return
@@ -58,7 +58,7 @@ def check_end(end: End) -> None:
         )
     if not core.suspended == out.suspended == end.announced:
         raise Violation(
-            "suspended", f"the {end.name} is {core.suspended}, said {end.announced}, and should be {out.suspended}"
+            "suspended", f"the {end.name} is {core.suspended}, announced {end.announced}, and should be {out.suspended}"
         )
     if core.suspended and not (out.issued > out.known_acked and out.uptos[out.issued] == len(out.values)):
         raise Violation("suspended", f"no outstanding commit covers everything the {end.name} has sent")
@@ -84,23 +84,23 @@ def check_bounds(end: End) -> None:
 def check_written(end: End, socket: Socket, frames: list[Frame]) -> None:
     """A Hello comes first, once, with the right state; then an acknowledgement that is due.
 
-    An End stands alone, and where its end stands is part of it.
+    An End is alone in its packet and reports the state of its end.
     """
     into, first = end.into, frames[0]
     if isinstance(first, LastWord):
         if (first.received_to, first.acked) != (into.received, into.acked):
-            raise Violation("hello", f"the {end.name} ended elsewhere than it says: {first}")
+            raise Violation("hello", f"the {end.name} reported a wrong state at its end: {first}")
         return
     if isinstance(first, Hello) == socket.greeted[end.name]:
         raise Violation("hello", f"the {end.name} began a packet with {first}; greeted: {socket.greeted[end.name]}")
     if isinstance(first, Hello):
         stands = (first.received_to, first.commits_received_to, first.acked)
         if stands != (into.received, into.last_delivered, into.acked):
-            raise Violation("hello", f"the {end.name} stands elsewhere than it says: {stands}")
+            raise Violation("hello", f"the {end.name} reports a wrong state: {stands}")
         socket.greeted[end.name] = True
-    elif into.acked > socket.told[end.name] and first != Ack(into.acked):
+    elif into.acked > socket.acks_sent[end.name] and first != Ack(into.acked):
         raise Violation("ack", f"commit {into.acked} was acknowledged, and the {end.name} began with {first}")
-    socket.told[end.name] = into.acked
+    socket.acks_sent[end.name] = into.acked
 
 
 def check_size(end: End, frames: list[Frame], size_bytes: int) -> None:
@@ -113,7 +113,7 @@ def check_size(end: End, frames: list[Frame], size_bytes: int) -> None:
 
 
 def check_handed_back(end: End, ended: Ended) -> None:
-    """Complete, in order, once; each fate is right and as precise as possible."""
+    """Pending messages are returned completely, in order and once, each with the most precise correct fate."""
     if end.over is not None:
         raise Violation("handed back", f"the {end.name} ended twice")
     expected = end.out.pending()
@@ -121,14 +121,21 @@ def check_handed_back(end: End, ended: Ended) -> None:
         raise Violation(
             "handed back", f"{[one.number for one in ended.pending]} of the {end.name}, not what is pending"
         )
-    for told, right in zip(ended.pending, expected, strict=True):
-        if told.commit != right.commit:
-            raise Violation("handed back", f"message {told.number} is of commit {right.commit}, not {told.commit}")
-        arrived = told.number <= end.out.received
-        if told.fate != right.fate or (told.fate == "delivered" and not arrived) or (told.fate == "unsent" and arrived):
+    for reported, right in zip(ended.pending, expected, strict=True):
+        if reported.commit != right.commit:
+            raise Violation(
+                "handed back", f"message {reported.number} is of commit {right.commit}, not {reported.commit}"
+            )
+        arrived = reported.number <= end.out.received
+        if (
+            reported.fate != right.fate
+            or (reported.fate == "delivered" and not arrived)
+            or (reported.fate == "unsent" and arrived)
+        ):
             raise Violation(
                 "fate",
-                f"message {told.number} of the {end.name} has fate {told.fate}, not {right.fate}; arrived: {arrived}",
+                f"message {reported.number} of the {end.name} has fate {reported.fate}, not {right.fate}; "
+                f"arrived: {arrived}",
             )
     end.out.never = next((one.number for one in expected if one.fate == "unsent"), None)
 

@@ -141,7 +141,7 @@ class Direction:
         if self.uptos.get(commit_id) != upto or upto != self.received:
             raise Violation(
                 "commit",
-                f"commit {commit_id} of the {self.name} covers {self.uptos.get(commit_id)}, said {upto}, "
+                f"commit {commit_id} of the {self.name} covers {self.uptos.get(commit_id)}, reported {upto}, "
                 f"and came after {self.received}",
             )
         if commit_id <= self.last_delivered:

@@ -3,8 +3,8 @@
 A move that makes no sense at the moment does nothing, so any sequence of moves is a walk. Every move checks everything
 before it returns and raises a Violation.
 
-The acceptor's process has one channel and at most one tombstone. A restart closes its sockets, as an operating system
-does: a Hello never reaches a process that did not accept its socket.
+The acceptor's process has one channel, or the End of one that has ended. A restart closes its sockets, as an operating
+system does: a Hello never reaches a process that did not accept its socket.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Moves(Stage):
         self.checked(end)
 
     def misuse(self, name: str, what: str) -> None:
-        """Mistakes of the application: they must be refused and change nothing."""
+        """Application errors, which must be refused and change nothing."""
         end = self.living(name)
         if end is None or (what == "send while suspended" and not end.out.suspended):
             return
@@ -100,7 +100,7 @@ class Moves(Stage):
         end.core.end(code, name="NAME", text="because")
         self.checked(end)
         if end.over is None:
-            raise Violation("ended", f"the {name} was ended and goes on")
+            raise Violation("ended", f"the {name} was ended but did not end")
         end.core.end(code)
         end.core.ack_commit(1)
         self.checked(end)
@@ -139,10 +139,10 @@ class Moves(Stage):
             if writer == DIALER:
                 self._to_acceptor(socket, packet)
             else:
-                self.heard(self.dialer, socket, socket.generation, packet)
+                self.received(self.dialer, socket, socket.generation, packet)
 
     def under_way(self) -> list[tuple[int, str]]:
-        """Where packets wait: socket and writer, oldest first."""
+        """Socket and writer of waiting packets, oldest first."""
         return [
             (index, writer)
             for index, socket in enumerate(self.sockets)
@@ -182,16 +182,16 @@ class Moves(Stage):
 
     def _to_acceptor(self, socket: Socket, packet: bytes) -> None:
         if socket.accepted and self.acceptor is not None:
-            self.heard(self.acceptor, socket, socket.accepted, packet)
+            self.received(self.acceptor, socket, socket.accepted, packet)
             return
         hello = next(frames.read_packet(packet))
         if socket.refused or not isinstance(hello, Hello):
             return
         acceptor = self.acceptor
-        if acceptor is None and self.tombstone is None and hello.fresh:
+        if acceptor is None and self.stored_end is None and hello.fresh:
             acceptor = self._begin()
         if acceptor is None or acceptor.over is not None:
-            self._refuse(socket, frames.end_bytes(self.tombstone or frames.End(EndCode.UNKNOWN_CHANNEL)))
+            self._refuse(socket, frames.end_bytes(self.stored_end or frames.End(EndCode.UNKNOWN_CHANNEL)))
             return
         stale = hello.generation <= int(acceptor.core.statistics()["generation"])
         self.counts["stale Hellos"] += stale
@@ -224,9 +224,9 @@ class Moves(Stage):
 
     def restart(self) -> None:
         """The acceptor's process is killed and started again: its memory and its sockets are lost."""
-        if self.acceptor is None and self.tombstone is None:
+        if self.acceptor is None and self.stored_end is None:
             return
-        self.acceptor = self.tombstone = None
+        self.acceptor = self.stored_end = None
         self.counts["restarts"] += 1
         for socket in self.sockets:
             socket.ways[DIALER].cut()

@@ -58,7 +58,7 @@ class Socket:
         self.refused = False  # the acceptor has answered the Hello with an End and reads no more
         self.ways = {DIALER: Way(), ACCEPTOR: Way()}
         self.greeted = {DIALER: False, ACCEPTOR: False}  # who has written its Hello
-        self.told = {DIALER: 0, ACCEPTOR: 0}  # the highest ack each has written, by Hello or frame
+        self.acks_sent = {DIALER: 0, ACCEPTOR: 0}  # the highest ack each has written, by Hello or frame
         self.commits = {DIALER: 0, ACCEPTOR: 0}  # of each as a sender: the highest one the other can have
 
     @property

@@ -47,7 +47,7 @@ class Stage:
         self.channel, self.token = self.channels.to_bytes(16), bytes(15) + b"\7"
         self.sockets: list[Socket] = []
         self.acceptor: End | None = None
-        self.tombstone: frames.End | None = None
+        self.stored_end: frames.End | None = None
         there, back = (Direction(name, self.shares[name]) for name in (DIALER, ACCEPTOR))
         self.dialer = End(DIALER, self.core(DIALER), out=there, into=back)
         self.resend(self.dialer)
@@ -69,7 +69,7 @@ class Stage:
         )
 
     def resend(self, end: End) -> None:
-        """Send what the previous channel handed back to the same application."""
+        """Resend the messages that the previous channel returned to the same application."""
         pending, self._saved[end.name] = self._saved[end.name], ()
         if not end.out.room_for(pending):
             try:
@@ -77,7 +77,7 @@ class Stage:
             except Busy:
                 self.checked(end)
                 return
-            raise Violation("misuse", f"{len(pending)} messages were sent again and should not have fitted")
+            raise Violation("misuse", f"{len(pending)} messages were resent although they exceed the limit")
         end.core.resend(pending)
         end.out.resend(pending)
         self.counts["messages sent again"] += len(pending)
@@ -92,24 +92,24 @@ class Stage:
 
     # ------------------------------------------------------------------ output of a core
 
-    def heard(self, end: End, socket: Socket, generation: int, packet: bytes) -> None:
-        said = list(frames.read_packet(packet))
+    def received(self, end: End, socket: Socket, generation: int, packet: bytes) -> None:
+        packet_frames = list(frames.read_packet(packet))
         listening = end.socket is socket and end.over is None
         before = end.core.statistics()
         if listening:
-            self.learn(end, socket, said)
+            self.learn(end, socket, packet_frames)
         else:
             self.counts["late packets"] += 1
         end.core.received(generation, packet)
         if not listening and end.core.statistics() != before:
-            raise Violation("fenced", f"the {end.name} accepted {said[0]} on a replaced socket")
-        self.checked(end, said=said if listening else [])
+            raise Violation("fenced", f"the {end.name} accepted {packet_frames[0]} on a replaced socket")
+        self.checked(end, packet_frames=packet_frames if listening else [])
 
     def written(self, end: End, socket: Socket, packet: bytes, size_bytes: int) -> None:
-        said = list(frames.read_packet(packet))
-        check_written(end, socket, said)
-        check_size(end, said, size_bytes)
-        for frame in said:
+        packet_frames = list(frames.read_packet(packet))
+        check_written(end, socket, packet_frames)
+        check_size(end, packet_frames, size_bytes)
+        for frame in packet_frames:
             if type(frame) is Commit:
                 socket.commits[end.name] = frame.id
             if type(frame) is frames.Data:
@@ -117,9 +117,9 @@ class Stage:
         socket.ways[end.name].put(packet)
 
     @staticmethod
-    def learn(end: End, socket: Socket, said: Sequence[Frame]) -> None:
+    def learn(end: End, socket: Socket, packet_frames: Sequence[Frame]) -> None:
         """Records what decides fates: how much the other end has acknowledged receiving, and whether it has ended."""
-        for frame in said:
+        for frame in packet_frames:
             if type(frame) is Hello:
                 socket.commits[end.name] = frame.commits_received_to or end.out.share.last_commit
             last_word = type(frame) is frames.End and frame.code not in (EndCode.UNKNOWN_CHANNEL, EndCode.FENCED)
@@ -127,14 +127,14 @@ class Stage:
                 end.out.heard_to = max(end.out.heard_to, frame.received_to)  # type: ignore[union-attr]
             end.out.final = end.out.final or last_word
 
-    def checked(self, end: End, *, said: Sequence[Frame] = ()) -> None:
+    def checked(self, end: End, *, packet_frames: Sequence[Frame] = ()) -> None:
         for event in end.core.take_events():
-            self._happened(end, event, said)
+            self._happened(end, event, packet_frames)
         check_end(end)
 
-    def _happened(self, end: End, event: Event, said: Sequence[Frame]) -> None:
+    def _happened(self, end: End, event: Event, packet_frames: Sequence[Frame]) -> None:
         if end.over is not None:
-            raise Violation("handed back", f"the {end.name} is over, and {event} happened")
+            raise Violation("handed back", f"{event} happened after the end of the {end.name}")
         self.counts[type(event).__name__] += 1
         if type(event) is Messages:
             self.counts["deliveries while an ack is owed"] += end.into.last_delivered > end.into.acked
@@ -150,14 +150,18 @@ class Stage:
             end.connected = True
             end.out.caps_heard(self.shares[OTHER[end.name]])
         elif type(event) is Ended:
-            self._ended(end, event, said)
+            self._ended(end, event, packet_frames)
 
-    def _ended(self, end: End, event: Ended, said: Sequence[Frame]) -> None:
-        told = [one for one in said if type(one) is frames.End and (one.code, one.name, one.text) == _words(event)]
-        if event.remote != bool(told) or (not event.remote and event.code not in end.may_end):
+    def _ended(self, end: End, event: Ended, packet_frames: Sequence[Frame]) -> None:
+        received_ends = [
+            one for one in packet_frames if type(one) is frames.End and (one.code, one.name, one.text) == _words(event)
+        ]
+        if event.remote != bool(received_ends) or (not event.remote and event.code not in end.may_end):
             raise Violation("ended", f"the {end.name} ended {event.code.name}: {event.text}")
-        if told and told[0].acked > end.out.known_acked:
-            raise Violation("ack", f"the {end.name} did not hear of commit {told[0].acked} in the other's last word")
+        if received_ends and received_ends[0].acked > end.out.known_acked:
+            raise Violation(
+                "ack", f"the {end.name} ignored the ack of commit {received_ends[0].acked} in the other end's End"
+            )
         check_handed_back(end, event)
         end.over = event
         self._saved[end.name] = event.pending
@@ -166,7 +170,7 @@ class Stage:
         self.counts[f"ended {event.code.name}"] += 1
         if end.name == ACCEPTOR:
             into = end.into
-            self.tombstone = frames.End(event.code, into.acked, into.received, event.name, event.text)
+            self.stored_end = frames.End(event.code, into.acked, into.received, event.name, event.text)
 
 
 def _words(event: Ended) -> tuple[int, str, str]:

@@ -7,7 +7,7 @@ A Machine is two ends of a channel. Hypothesis or a seeded walk moves them one s
 
     application  send, commit, ack, misuse, end ──► dialer ══ sockets ══ acceptor ◄── application
     network      dial, write, deliver, cut, notice, notice_old
-    acceptor     restart: it has forgotten every channel    expire: the window is over; a tombstone answers from now on
+    acceptor     restart: it has forgotten every channel    expire: the window is over; its End answers from now on
     forgery      forge, forge_hello, fence: what no end of this channel would send (see `forged_packets`)
     aims         flow: a good socket carries everything     reopen: a new channel after a failure
                  finish: at the end of every walk everything arrives and is acknowledged, and no commit waits

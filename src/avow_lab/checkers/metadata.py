@@ -115,8 +115,8 @@ class MetadataLedger:
         if entry.write_id:
             self._outcomes[entry.write_id] = expected
         if outcome != expected:
-            said = f"{Kind.NAMES[entry.kind]} was concluded with {outcome}, not {expected}"
-            raise Violation("agreement", f"metadata {entry.position}: {said}")
+            difference = f"{Kind.NAMES[entry.kind]} was concluded with {outcome}, not {expected}"
+            raise Violation("agreement", f"metadata {entry.position}: {difference}")
 
     def _perform(self, entry: Entry) -> Outcome:
         if entry.kind == Kind.NOOP:

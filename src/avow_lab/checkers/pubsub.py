@@ -220,9 +220,9 @@ class PubSubLedger:
             self._check_acked(write_id)
 
     def _check_acked(self, write_id: bytes) -> None:
-        found, told = self.where[write_id], self.acked[write_id]
-        if found != told:
-            raise Violation("lost", f"{write_id!r} was acknowledged as {told}; it is at {found}")
+        found, acknowledged = self.where[write_id], self.acked[write_id]
+        if found != acknowledged:
+            raise Violation("lost", f"{write_id!r} was acknowledged as {acknowledged}; it is at {found}")
 
     def beyond_knowing(self, number: int) -> bool:
         """Whether the outcome of a write to this lane may be unknown to all peers for ever."""

@@ -64,11 +64,11 @@ class Waited(Struct, frozen=True):
 
     order: str
     asked_s: float
-    told_s: float
+    answered_s: float
 
     @property
     def took_s(self) -> float:
-        return self.told_s - self.asked_s
+        return self.answered_s - self.asked_s
 
 
 class Customers(Load):
@@ -83,7 +83,7 @@ class Customers(Load):
         """By the first customer, while Spark still starts."""
         self._first += 1
         order = Order(f"o-{self._seed}-{FIRST}-{self._first}", 1)
-        self.told[order.id] = super()._order(order)
+        self.answers[order.id] = super()._order(order)
 
     @contextmanager
     def kept_outside(self) -> Iterator[None]:
@@ -100,9 +100,9 @@ class Customers(Load):
 
     def _order(self, order: Order) -> bool:
         asked_s = time.monotonic()
-        told = super()._order(order)
+        committed = super()._order(order)
         self._waited.append(Waited(order.id, asked_s, time.monotonic()))
-        return told
+        return committed
 
     @property
     def answered(self) -> int:
@@ -112,17 +112,17 @@ class Customers(Load):
     @property
     def counts(self) -> tuple[int, int]:
         """Orders with the answer committed, and with the answer rolled back."""
-        told = list(self.told.values())
-        return sum(told), len(told) - sum(told)
+        answers = list(self.answers.values())
+        return sum(answers), len(answers) - sum(answers)
 
     def usual_s(self, *, until_s: float) -> float:
         """The median of the orders that were answered until then."""
-        found = [one.took_s for one in tuple(self._waited) if one.told_s <= until_s]
+        found = [one.took_s for one in tuple(self._waited) if one.answered_s <= until_s]
         return statistics.median(found) if found else 0.0
 
     def longest_s(self, *, since_s: float) -> float:
         """Of all orders that were open at that moment or came later."""
-        return max((one.took_s for one in tuple(self._waited) if one.told_s >= since_s), default=0.0)
+        return max((one.took_s for one in tuple(self._waited) if one.answered_s >= since_s), default=0.0)
 
     def served_since(self, moment_s: float) -> bool:
         """Whether each customer has an answer to an order that it placed after that time, or all are done."""
@@ -247,8 +247,8 @@ class DemoChain(Chain):
     def _lanes(self) -> list[dict[str, Any]]:
         for number in self.cluster.running:
             with contextlib.suppress(Offline):
-                said = self.cluster.ask(number, "/v1/cluster")
-                return [*said["lanes"], said["metadata"]]
+                view = self.cluster.ask(number, "/v1/cluster")
+                return [*view["lanes"], view["metadata"]]
         return []
 
     def undecided(self) -> set[str]:
@@ -277,7 +277,7 @@ class DemoChain(Chain):
         with BlockingConnection(Address("127.0.0.1", self.driver.port)) as connection:
             answer = connection.request("POST", "/audit", body=msgspec.json.encode(spec), timeout_s=AUDIT_S)
         if isinstance(answer, Lost):
-            raise Offline(f"the driver did not answer the audit: {answer.reason}; {self.driver.last_words()}")
+            raise Offline(f"the driver did not answer the audit: {answer.reason}; {self.driver.log_tail()}")
         if answer.status != HTTPStatus.OK:
             raise Offline(f"the audit failed: {answer.body.decode(errors='replace')[:1_000]}")
         return msgspec.json.decode(answer.body, type=Report)

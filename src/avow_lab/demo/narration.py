@@ -13,7 +13,7 @@ from msgspec import Struct
 from avow.spark.pipelines.audit_report import Report
 from avow_lab.demo.chain import Decided, Sample
 
-Act: TypeAlias = Literal["starting", "orders", "peer", "shop", "draining", "books", "next"]
+Act: TypeAlias = Literal["starting", "orders", "peer", "shop", "draining", "audit", "next"]
 ACTS: Final[tuple[Act, ...]] = Act.__args__  # type: ignore[attr-defined]
 TITLES: Final[dict[Act, str]] = {
     "starting": "starting peers, shop and Spark",
@@ -21,7 +21,7 @@ TITLES: Final[dict[Act, str]] = {
     "peer": "kill -9 of a coordinator",
     "shop": "kill -9 of the shop",
     "draining": "no more orders, all are delivered",
-    "books": "the audit compares all stages",
+    "audit": "the audit compares all stages",
     "next": "where to look next",
 }
 

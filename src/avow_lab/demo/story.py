@@ -5,7 +5,7 @@
     3 peer       kill -9 of the peer that coordinates most lanes; the take-over and the customers' waits; it comes back
     4 shop       kill -9 of the shop in the middle of orders; it comes back, and checkbacks decide its open pledges
     5 draining   no more orders; wait until every order is a message and a row
-    6 books      the audit
+    6 audit      Spark compares all stages, order by order
     7 next       hints
 
 The peer is killed after a third of the requested orders (or seconds), the shop after two thirds, so a short run has all
@@ -79,7 +79,7 @@ class Story:
         self.kill_peer()
         self.kill_shop()
         self.drain()
-        verdict = self.close_books()
+        verdict = self.audit()
         return verdict if self._options.plant is None else self.spoil(verdict, self._options.plant)
 
     @property
@@ -114,9 +114,9 @@ class Story:
     def flow(self) -> None:
         chain = self._chain
         self._tell("orders", "first", "a first customer orders; Spark is still starting")
-        self._wait(self._first_rows, what=chain.driver.last_words, timeout_s=STARTED_S)
+        self._wait(self._first_rows, what=chain.driver.log_tail, timeout_s=STARTED_S)
         chain.driver.wait_serving()
-        waiting = len(chain.load.told)
+        waiting = len(chain.load.answers)
         text = f"Spark is running: the first of {plural(waiting, 'order')} that waited in the queue are rows"
         self._tell("orders", "rows", text, table=chain.table.url)
         self._tell("orders", "ordering", "many customers order; one order in eight is not paid and is rolled back")
@@ -136,7 +136,7 @@ class Story:
             after = self._wait(lambda: self._taken_over(peer, len(named)), what="no peer took over")
             known_s = time.monotonic() - killed_s
             successors = tuple(sorted({after[index] for index in lanes}))
-            self._wait(lambda: chain.load.served_since(killed_s), what=chain.shop.last_words)
+            self._wait(lambda: chain.load.served_since(killed_s), what=chain.shop.log_tail)
             longest_s = chain.load.longest_s(since_s=killed_s)
             self._takeover = Takeover(peer, pid, len(lanes), successors, known_s, longest_s, usual_s)
             self._tell_takeover(self._takeover)
@@ -165,10 +165,10 @@ class Story:
         began_s = time.monotonic()
         self._tell("draining", "closing", "no more orders; messages in flight are delivered")
         chain.load.finish()
-        self._wait(lambda: chain.load.over, what=chain.shop.last_words)
+        self._wait(lambda: chain.load.over, what=chain.shop.log_tail)
         try:
             chain.load.stop()  # raises a customer's error
-            self._wait(self._arrived, what=chain.driver.last_words)
+            self._wait(self._arrived, what=chain.driver.log_tail)
         except Offline as error:  # the audit says more
             self._stuck = str(error)
             return
@@ -177,14 +177,14 @@ class Story:
 
     def spoil(self, before: Verdict, kind: PlantKind) -> Verdict:
         """Plant an error and audit again: the audit must find it."""
-        self._tell("books", "closed", "the books before the error", clean=before.clean, counted=before.counted)
+        self._tell("audit", "audited", "the audit before the error", clean=before.clean, counted=before.counted)
         planted = f"{kind} {plant(self._chain, kind).id}"
-        self._tell("books", "planted", f"an error was planted: {planted}")
-        return self.close_books(planted)
+        self._tell("audit", "planted", f"an error was planted: {planted}")
+        return self.audit(planted)
 
-    def close_books(self, planted: str = "") -> Verdict:
+    def audit(self, planted: str = "") -> Verdict:
         chain = self._chain
-        self._tell("books", "auditing", "Spark joins database, pledges, queue and table, order by order")
+        self._tell("audit", "auditing", "Spark joins database, pledges, queue and table, order by order")
         report = self._audited()
         committed, rolled_back = chain.load.counts
         return Verdict(
@@ -197,7 +197,7 @@ class Story:
             repeated=chain.load.repeated,
             takeover=self._takeover,
             decided=self._decided,
-            misreported=misreported(chain.load.told, set(chain.committed())),
+            misreported=misreported(chain.load.answers, set(chain.committed())),
             stuck=self._stuck,
             planted=planted,
         )
@@ -242,7 +242,7 @@ class Story:
         with ThreadPoolExecutor(1, thread_name_prefix="avow-audit") as pool:
             asked = pool.submit(self._chain.audit, self._chain.spec())
             try:
-                self._wait(asked.done, what=self._chain.driver.last_words, timeout_s=STARTED_S)
+                self._wait(asked.done, what=self._chain.driver.log_tail, timeout_s=STARTED_S)
             except BaseException:
                 self._chain.driver.kill()  # its answer is not needed
                 raise
@@ -263,7 +263,7 @@ class Story:
 
     def _wait_share(self, share: float) -> None:
         load = self._chain.load
-        self._wait(lambda: self.share >= share or load.over, what=self._chain.shop.last_words, timeout_s=24 * 3600.0)
+        self._wait(lambda: self.share >= share or load.over, what=self._chain.shop.log_tail, timeout_s=24 * 3600.0)
 
     def _pause(self, pause_s: float) -> None:
         if self._stopping.wait(pause_s):

@@ -118,13 +118,13 @@ def _peer(peer: PeerSample) -> Text:
 
 def _others(scene: Scene) -> Text:
     shop = ("● ", "green") if scene.shop_open else ("✖ ", "bold red") if scene.shop_pid else ("○ ", "dim")
-    said = f"shop     pid {scene.shop_pid:<8}" if scene.shop_pid else "shop     not open yet   "
+    shop_line = f"shop     pid {scene.shop_pid:<8}" if scene.shop_pid else "shop     not open yet   "
     state = "open" if scene.shop_open else "dead" if scene.shop_pid else ""
     pipeline = f"batch {scene.batches:,} is written" if scene.batches else "starting"
     spark = ("● ", "green") if scene.batches else ("○ ", "dim")
     return Text.assemble(
         shop,
-        said,
+        shop_line,
         (f"{state}\n", "" if scene.shop_open else "bold red"),
         spark,
         f"Spark    pid {scene.driver_pid:<8}",
@@ -160,14 +160,14 @@ def verdict_lines(verdict: Verdict) -> list[Text]:
     names = ("orders committed", "messages in the queue", "rows in the table")
     counted = (verdict.counted.committed, verdict.counted.messages, verdict.counted.rows)
     right = verdict.clean
-    lines = [Text.assemble(("the books", "bold"), ("              counted     audited", "dim"))]
+    lines = [Text.assemble(("the audit", "bold"), ("              counted     audited", "dim"))]
     for name, own, audited in zip(names, counted, verdict.audited, strict=True):
         agreed = own == audited == counted[0]
         mark = ("  ✔", "bold green") if agreed else ("  ✖", "bold red")
         lines.append(Text.assemble(f"  {name:<21}{own:>7,}{audited:>12,}", mark))
     lines.append(_told(verdict))
     lines += [Text(f"  {line}", "red") for line in verdict.wrong]
-    lines.append(_outcome(verdict) if right else Text.assemble(("The books do not agree.", "bold red")))
+    lines.append(_outcome(verdict) if right else Text.assemble(("The counts do not agree.", "bold red")))
     return lines
 
 
@@ -182,7 +182,7 @@ def _told(verdict: Verdict) -> Text:
 def _outcome(verdict: Verdict) -> Text:
     count = verdict.counted.committed
     equal = f"{count:,} orders = {count:,} messages = {count:,} rows"
-    return Text.assemble(("The books agree: ", "bold green"), (equal, "bold"), f", in {verdict.duration_s:.0f} s.")
+    return Text.assemble(("All counts agree: ", "bold green"), (equal, "bold"), f", in {verdict.duration_s:.0f} s.")
 
 
 def verdict_object(verdict: Verdict) -> dict[str, Any]:

@@ -203,5 +203,5 @@ def simulate_naive(seed: int) -> Verdict:
         world.run(plan.duration_s)
     except Violation as broken:
         violation = str(broken)
-    told = (world.events, ledger.acknowledged, world.trace_hash(violation), world.counts, violation)
-    return Verdict(seed, "naive", plan.peers, *told)
+    results = (world.events, ledger.acknowledged, world.trace_hash(violation), world.counts, violation)
+    return Verdict(seed, "naive", plan.peers, *results)

@@ -15,7 +15,7 @@ def pubsub(cluster: Contract) -> Contract:
     return cluster
 
 
-def test_each_peer_has_an_open_lane_of_its_own_and_all_know_whose_it_is(pubsub: Contract) -> None:
+def test_each_peer_has_an_open_lane_and_all_peers_know_its_owner(pubsub: Contract) -> None:
     numbers = pubsub.members.numbers
     lanes = {number: pubsub.open_lane(number) for number in numbers}
     assert len(set(lanes.values())) == len(numbers)
@@ -46,7 +46,7 @@ def test_a_write_is_bound_to_the_lane_it_names_and_names_no_coordinator(pubsub: 
 
 
 def test_only_the_owner_of_a_lane_writes_to_it(pubsub: Contract) -> None:
-    """Another peer knows what is in the lane, but of what is not it can say nothing yet."""
+    """Another peer knows what is in the lane, but cannot rule out a write that is not there yet."""
     lane = pubsub.open_lane(pubsub.first)
     written = pubsub.write(b"a", lane=lane, write_id=ID)
     for other in pubsub.members.numbers[1:]:
@@ -57,11 +57,11 @@ def test_only_the_owner_of_a_lane_writes_to_it(pubsub: Contract) -> None:
     assert [value for _, value in pubsub.read(lane=lane).values] == [b"a"]
 
 
-def test_a_lane_that_nobody_opened_takes_nothing(pubsub: Contract) -> None:
+def test_a_lane_that_nobody_opened_accepts_no_writes(pubsub: Contract) -> None:
     refused(pubsub.write(b"a", lane=4_000), "OFFLINE", 503, retriable=True)
 
 
-def test_what_is_not_in_an_open_lane_is_not_known_yet(pubsub: Contract) -> None:
+def test_a_write_missing_from_an_open_lane_is_not_decided_yet(pubsub: Contract) -> None:
     lane = pubsub.open_lane(pubsub.first)
     for number in pubsub.members.numbers:
         answer = pubsub.ask("GET", f"writes/{NEVER.hex()}?lane={lane}&since=0", at=number)
@@ -72,11 +72,11 @@ def test_a_lookup_names_the_lane_the_write_was_bound_to(pubsub: Contract) -> Non
     refused(pubsub.ask("GET", f"writes/{ID.hex()}"), "INVALID_REQUEST", 400)
 
 
-def test_a_pubsub_queue_has_no_end_to_expect(pubsub: Contract) -> None:
+def test_an_expected_version_is_refused_by_a_pubsub_queue(pubsub: Contract) -> None:
     refused(pubsub.write(b"a", lane=pubsub.open_lane(pubsub.first), expected=0), "INVALID_REQUEST", 400)
 
 
-def test_cursors_of_a_pubsub_queue_begin_without_lanes(pubsub: Contract) -> None:
+def test_a_new_cursor_of_a_pubsub_queue_names_no_lanes(pubsub: Contract) -> None:
     lane = pubsub.open_lane(pubsub.first)
     pubsub.write(b"a", b"b", lane=lane)
     assert pubsub.ask("PUT", "subscribers/s", body={"versions": {}}).json["versions"] == {}
@@ -85,7 +85,7 @@ def test_cursors_of_a_pubsub_queue_begin_without_lanes(pubsub: Contract) -> None
     assert found == {"name": "s", "versions": {str(lane): 2}, "hold": False, "epoch": 0, "members": []}
 
 
-def test_the_lane_of_a_run_that_ended_is_known_to_hold_a_write_or_never_to(pubsub: Contract) -> None:
+def test_a_lookup_in_an_ended_runs_lane_finds_the_write_or_rules_it_out(pubsub: Contract) -> None:
     lane = pubsub.open_lane(pubsub.first)
     written = pubsub.write(b"a", lane=lane, write_id=ID).json
     pubsub.members.run_again(pubsub.first)

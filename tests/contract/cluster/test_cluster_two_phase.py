@@ -15,8 +15,8 @@ ID = b"0123456789abcdef"
 def refused(answer: Answer, code: str, status: int, *, retriable: bool = False) -> dict[str, object]:
     """The details of a refusal, which every one of these is: definite."""
     found = answer.error
-    said = (answer.status, found.pop("code"), found.pop("definite"), found.pop("retriable"))
-    assert said == (status, code, True, retriable)
+    fields = (answer.status, found.pop("code"), found.pop("definite"), found.pop("retriable"))
+    assert fields == (status, code, True, retriable)
     assert ("retry-after" in answer.headers) == (status == 503)
     return found
 
@@ -34,13 +34,13 @@ def test_every_peer_lists_all_peers_with_their_addresses(cluster: Contract) -> N
         assert set(found[0]) == {"number", "identity", "link", "api", "state", "voter", "connected"}
 
 
-def test_a_queue_is_created_once_and_found_when_it_is_asked_for_again(cluster: Contract) -> None:
+def test_creating_a_queue_again_returns_the_existing_one(cluster: Contract) -> None:
     assert cluster.create(lanes=2).status == 201
     assert cluster.create(lanes=2).status == 200
     refused(cluster.ask("POST", "/v1/queues", body={"name": cluster.queue, "lanes": 3}), "ALREADY_EXISTS", 409)
 
 
-def test_what_is_said_of_a_two_phase_queue(cluster: Contract) -> None:
+def test_the_description_of_a_two_phase_queue_is_complete(cluster: Contract) -> None:
     created = cluster.create().json
     found = cluster.ask("GET", "", at=cluster.last).json
     assert set(created) == set(found) == {"name", "strategy", "peers", "retention", "open_lane", "lanes"}
@@ -74,7 +74,7 @@ def test_a_queue_that_was_deleted_is_unknown_and_no_longer_listed(cluster: Contr
     assert cluster.queue not in {found["name"] for found in cluster.ask("GET", "/v1/queues").json["queues"]}
 
 
-def test_nothing_can_be_done_with_a_queue_that_does_not_exist(cluster: Contract) -> None:
+def test_every_call_on_a_queue_that_does_not_exist_is_refused(cluster: Contract) -> None:
     refused(cluster.ask("GET", ""), "UNKNOWN_QUEUE", 404)
     refused(cluster.write(b"a", lane=0), "UNKNOWN_QUEUE", 404)
     refused(cluster.read(lane=0), "UNKNOWN_QUEUE", 404)
@@ -82,7 +82,7 @@ def test_nothing_can_be_done_with_a_queue_that_does_not_exist(cluster: Contract)
     refused(cluster.ask("GET", "subscribers/s"), "UNKNOWN_QUEUE", 404)
 
 
-def test_a_path_that_there_is_not_is_an_invalid_request(cluster: Contract) -> None:
+def test_an_unknown_path_is_an_invalid_request(cluster: Contract) -> None:
     cluster.create()
     refused(cluster.ask("GET", "nothing"), "INVALID_REQUEST", 404)
 
@@ -117,25 +117,25 @@ def test_an_expected_version_is_compared_with_the_end_and_a_conflict_names_it(cl
     assert cluster.write(b"c", lane=0, expected=2).spans == [(0, 3, 3)]
 
 
-def test_a_lane_that_there_is_not_is_refused(cluster: Contract) -> None:
+def test_a_lane_that_does_not_exist_is_refused(cluster: Contract) -> None:
     cluster.create(lanes=2)
     refused(cluster.write(b"a", lane=2), "INVALID_REQUEST", 400)
     refused(cluster.read(lane=2), "INVALID_REQUEST", 400)
 
 
-def test_a_batch_without_a_lane_goes_where_its_write_id_says(cluster: Contract) -> None:
+def test_the_write_id_chooses_the_lane_of_a_batch_without_one(cluster: Contract) -> None:
     cluster.create(lanes=3)
     [(lane, first, last)] = cluster.write(b"a", b"b", write_id=ID).spans
     assert (lane, first, last) == (2, 1, 2)
 
 
-def test_a_body_that_is_no_batch_is_refused(cluster: Contract) -> None:
+def test_a_body_that_is_not_a_batch_is_refused(cluster: Contract) -> None:
     cluster.create()
     refused(cluster.ask("POST", "messages?lane=0", body=b"hello", headers=BATCH), "TOO_SHORT", 400)
     assert cluster.read(lane=0, level="linearizable").values == []
 
 
-def test_the_age_of_a_write_that_nobody_has_seen_does_not_keep_it_out(cluster: Contract) -> None:
+def test_a_write_that_nobody_has_seen_is_accepted_whatever_its_age(cluster: Contract) -> None:
     cluster.create()
     assert cluster.write(b"a", lane=0, age_ms=60_000).spans == [(0, 1, 1)]
     assert cluster.write(b"b", lane=0, age_ms=0).spans == [(0, 2, 2)]
@@ -167,31 +167,31 @@ def written(cluster: Contract) -> Contract:
     return cluster
 
 
-def test_a_read_gives_what_follows_a_version_and_where_to_go_on(written: Contract) -> None:
+def test_a_read_returns_the_messages_after_a_version_and_where_to_continue(written: Contract) -> None:
     found = written.read(lane=0, after=1)
     assert found.values == [(2, b"2"), (3, b"3"), (4, b"4"), (5, b"5")]
     assert [found.headers[f"avow-{name}"] for name in ("next", "end", "trimmed")] == ["5", "5", "0"]
 
 
-def test_a_read_ends_at_its_number_of_messages_also_within_a_batch(written: Contract) -> None:
+def test_a_read_stops_at_its_message_limit_even_inside_a_batch(written: Contract) -> None:
     found = written.read(lane=0, after=1, max=3)
     assert found.values == [(2, b"2"), (3, b"3"), (4, b"4")]
     assert (found.headers["avow-next"], found.headers["avow-end"]) == ("4", "5")
 
 
-def test_a_read_of_few_bytes_has_one_batch_all_the_same(written: Contract) -> None:
+def test_a_read_with_a_small_byte_limit_still_returns_one_batch(written: Contract) -> None:
     found = written.read(lane=0, after=0, max_bytes=1)
     assert found.values == [(1, b"1"), (2, b"2")]
     assert found.headers["avow-next"] == "2"
 
 
-def test_a_read_at_the_end_or_after_it_is_empty_and_stays_where_it_is(written: Contract) -> None:
+def test_a_read_at_or_after_the_end_is_empty_and_does_not_advance(written: Contract) -> None:
     for after in (5, 9):
         found = written.read(lane=0, after=after)
         assert (found.values, found.headers["avow-next"], found.headers["avow-end"]) == ([], str(after), "5")
 
 
-def test_a_read_that_wants_a_version_waits_for_it(written: Contract) -> None:
+def test_a_read_of_a_later_version_waits_for_it(written: Contract) -> None:
     later = Thread(target=lambda: written.write(b"6", lane=0, at=written.last))
     later.start()
     found = written.read(lane=0, after=5, level="at_least", at_least=6)
@@ -199,7 +199,7 @@ def test_a_read_that_wants_a_version_waits_for_it(written: Contract) -> None:
     assert found.values == [(6, b"6")]
 
 
-def test_a_read_that_wants_a_version_that_does_not_come_is_offline(written: Contract) -> None:
+def test_a_read_of_a_version_that_does_not_arrive_is_offline(written: Contract) -> None:
     refused(written.read(lane=0, level="at_least", at_least=9, timeout_s=0.1), "OFFLINE", 503, retriable=True)
 
 
@@ -213,18 +213,18 @@ def test_a_subscriber_begins_with_its_first_cursor_and_moves_forward_only(writte
         assert found == {"name": "s", "versions": {"0": reached}, "hold": False, "epoch": 0, "members": []}
 
 
-def test_a_cursor_is_reset_backwards_only_when_that_is_said(written: Contract) -> None:
+def test_a_cursor_moves_backwards_only_with_an_explicit_reset(written: Contract) -> None:
     written.ask("PUT", "subscribers/s", body={"versions": {"0": 4}})
     found = written.ask("PUT", "subscribers/s", body={"versions": {"0": 2}, "reset": True}).json
     assert found["versions"] == {"0": 2}
 
 
-def test_a_cursor_cannot_pass_the_end_or_name_a_lane_that_there_is_not(written: Contract) -> None:
+def test_a_cursor_cannot_pass_the_end_or_name_an_unknown_lane(written: Contract) -> None:
     refused(written.ask("PUT", "subscribers/s", body={"versions": {"0": 6}}), "INVALID_REQUEST", 400)
     refused(written.ask("PUT", "subscribers/s", body={"versions": {"1": 0}}), "INVALID_REQUEST", 400)
 
 
-def test_a_hold_and_a_first_cursor_without_versions_concern_every_lane(cluster: Contract) -> None:
+def test_a_hold_or_first_cursor_without_versions_applies_to_every_lane(cluster: Contract) -> None:
     cluster.create(lanes=2)
     assert cluster.ask("PUT", "subscribers/s", body={"versions": {}}).json["versions"] == {"0": 0, "1": 0}
     found = cluster.ask("PUT", "subscribers/t", body={"versions": {"0": 0}, "hold": True}).json

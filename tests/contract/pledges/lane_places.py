@@ -95,8 +95,8 @@ class LanePeers:
 
 
 async def _peer(folder: Path, number: int, founders: dict[int, str]) -> Peer:
-    told = ",".join(f"{n}={address}" for n, address in founders.items())
-    settings = Settings(data=str(folder), peer_listen=founders[number], number=number, founders=told)
+    listed = ",".join(f"{n}={address}" for n, address in founders.items())
+    settings = Settings(data=str(folder), peer_listen=founders[number], number=number, founders=listed)
     cluster, identity, opened, registry = await asyncio.to_thread(claim_folder, settings)
     store = FileStore(opened.files, sizes=SIZES, call_soon=asyncio.get_running_loop().call_soon_threadsafe)
     image = await asyncio.to_thread(store.load)

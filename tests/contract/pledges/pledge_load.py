@@ -2,7 +2,7 @@
 
 Each task works on pledges of its own, one after the other: insert, claim, and four swaps, each of which adds one to
 `failures`. So the revision of a pledge says how many swaps were made and `failures` how many are counted: they differ
-if one was lost or made twice. What a store said yes to is noted before anything else happens.
+if one was lost or made twice. Every acknowledged operation is written to the notes before anything else happens.
 
 Run as a program it notes on its standard output, one line for each yes, until it is killed:
 
@@ -30,7 +30,7 @@ _PAUSE_S = 0.02
 
 @dataclass
 class Notes:
-    """By gid, the highest revision and fence that were answered; and what was said in between."""
+    """By gid, the highest acknowledged revision and fence."""
 
     revisions: dict[str, int] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)
@@ -45,19 +45,19 @@ class Notes:
         return sum(self.revisions.values()) + sum(self.fences.values())
 
 
-async def work(store: PledgeStore, name: str, said: Callable[[str, int, int], None], notes: Notes) -> None:
+async def work(store: PledgeStore, name: str, confirm: Callable[[str, int, int], None], notes: Notes) -> None:
     """One task; until it is cancelled."""
     number = 0
     while True:
         number += 1
         gid = f"{name}-{number}"
         now = await _insert(store, gid, notes)
-        said(gid, now.revision, now.fence)
+        confirm(gid, now.revision, now.fence)
         now = await _claim(store, now, name, notes)
-        said(gid, now.revision, now.fence)
+        confirm(gid, now.revision, now.fence)
         for _ in range(SWAPS):
             now = await _swap(store, now, notes)
-            said(gid, now.revision, now.fence)
+            confirm(gid, now.revision, now.fence)
 
 
 async def _insert(store: PledgeStore, gid: str, notes: Notes) -> Pledge:
@@ -142,10 +142,10 @@ async def _main(url: str, name: str) -> None:
     store = store_of(url)
     await store.start()
 
-    def said(gid: str, revision: int, fence: int) -> None:
+    def confirm(gid: str, revision: int, fence: int) -> None:
         os.write(1, f"{gid} {revision} {fence}\n".encode())
 
-    await asyncio.gather(*(work(store, f"{name}-{n}", said, Notes()) for n in range(32)))
+    await asyncio.gather(*(work(store, f"{name}-{n}", confirm, Notes()) for n in range(32)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Leases and fences: who works on a pledge, and that one who was paused cannot undo what another did."""
+"""Leases and fences: one coordinator works on a pledge, and a paused one cannot undo the work of another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def _claim_one(store: PledgeStore, gid: str, owner: str, *, now_ms: int = 
     return await store.claim_one(gid, owner=owner, now_ms=now_ms, lease_ms=LEASE_MS)
 
 
-def test_what_is_due_is_claimed_longest_due_first_with_a_new_fence(place: Place) -> None:
+def test_due_pledges_are_claimed_longest_due_first_with_a_new_fence(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             for name, at_ms in [("c", -1), ("a", -3), ("later", 1), ("b", -2), ("now", 0)]:
@@ -39,7 +39,7 @@ def test_what_is_due_is_claimed_longest_due_first_with_a_new_fence(place: Place)
     run(main())
 
 
-def test_a_lease_keeps_others_away_until_it_ends(place: Place) -> None:
+def test_nobody_else_claims_a_leased_pledge_until_the_lease_ends(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as one, place.opened() as two:
             await one.insert(pledge("a"))
@@ -53,8 +53,8 @@ def test_a_lease_keeps_others_away_until_it_ends(place: Place) -> None:
     run(main())
 
 
-def test_a_coordinator_paused_past_its_lease_is_refused_once_another_claimed(place: Place) -> None:
-    """It has the latest revision: only the fence tells that the world went on without it."""
+def test_a_coordinator_paused_past_its_lease_is_refused_after_another_claim(place: Place) -> None:
+    """It has the latest revision: only the fence shows that another coordinator has claimed the pledge since."""
 
     async def main() -> None:
         async with place.opened() as one, place.opened() as two:
@@ -73,7 +73,7 @@ def test_a_coordinator_paused_past_its_lease_is_refused_once_another_claimed(pla
     run(main())
 
 
-def test_a_coordinator_whose_lease_ended_unnoticed_may_finish_if_nobody_else_claimed(place: Place) -> None:
+def test_a_coordinator_whose_lease_ended_may_finish_if_nobody_else_claimed(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             await store.insert(pledge("a"))
@@ -157,7 +157,7 @@ def test_a_pledge_inserted_with_a_lease_belongs_to_its_owner(place: Place) -> No
     run(main())
 
 
-def test_the_next_due_time_is_when_a_claim_finds_something(place: Place) -> None:
+def test_a_claim_finds_something_at_the_next_due_time(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             assert await store.next_due_ms() == NEVER_MS
@@ -195,7 +195,7 @@ def test_many_coordinators_claim_everything_and_nothing_twice(place: Place) -> N
     run(main())
 
 
-def test_of_64_claims_of_one_pledge_at_once_one_owner_gets_it(place: Place) -> None:
+def test_one_of_64_concurrent_claims_of_a_pledge_wins(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as one, place.opened() as two:
             await one.insert(pledge("a"))

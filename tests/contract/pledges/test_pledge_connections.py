@@ -1,4 +1,4 @@
-"""Servers that go away, fall silent or refuse: what a caller hears, and that the store finds back by itself."""
+"""Servers that disappear, fall silent or refuse: the error that a caller gets; the store recovers by itself."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _poison(place: Place) -> None:
         _execute(place, "ALTER TABLE avow_pledges ADD CONSTRAINT poison CHECK (gid <> 'poison')")
 
 
-def test_one_operation_that_the_database_refuses_does_not_fail_its_neighbours(real_place: Place) -> None:
+def test_an_operation_that_the_database_refuses_does_not_fail_its_neighbours(real_place: Place) -> None:
     async def main() -> None:
         async with real_place.opened() as store:
             for n in range(10):
@@ -88,7 +88,7 @@ def test_one_operation_that_the_database_refuses_does_not_fail_its_neighbours(re
     run(main())
 
 
-def test_a_store_that_cannot_reach_its_server_says_so_and_changes_nothing(served_place: Place) -> None:
+def test_a_store_that_cannot_reach_its_server_reports_it_and_changes_nothing(served_place: Place) -> None:
     server = served_place.server
     assert server is not None
 
@@ -110,7 +110,7 @@ def test_a_store_that_cannot_reach_its_server_says_so_and_changes_nothing(served
     run(main())
 
 
-def test_a_server_that_was_restarted_between_two_operations_is_not_noticed(served_place: Place) -> None:
+def test_a_server_restart_between_two_operations_goes_unnoticed(served_place: Place) -> None:
     """A dead connection is found before anything is sent on it, so nothing is in doubt."""
     server = served_place.server
     assert server is not None
@@ -128,7 +128,7 @@ def test_a_server_that_was_restarted_between_two_operations_is_not_noticed(serve
     run(main())
 
 
-def test_while_a_server_is_down_operations_fail_at_once_and_later_they_do_not(served_place: Place) -> None:
+def test_operations_fail_at_once_while_the_server_is_down_and_succeed_afterwards(served_place: Place) -> None:
     server = served_place.server
     assert server is not None
 
@@ -157,7 +157,7 @@ def test_while_a_server_is_down_operations_fail_at_once_and_later_they_do_not(se
     run(main())
 
 
-def test_a_write_to_a_server_that_falls_silent_is_unknown_and_a_read_is_offline(
+def test_a_write_to_a_silent_server_is_unknown_and_a_read_is_offline(
     served_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "STORE_ANSWER_TIMEOUT_S", 0.5)
@@ -182,7 +182,7 @@ def test_a_write_to_a_server_that_falls_silent_is_unknown_and_a_read_is_offline(
     run(main())
 
 
-def test_closing_performs_what_was_asked_before_and_refuses_what_comes_after(real_place: Place) -> None:
+def test_closing_performs_earlier_operations_and_refuses_later_ones(real_place: Place) -> None:
     async def main() -> None:
         store = real_place.open()
         await store.start()
@@ -202,7 +202,7 @@ def test_closing_performs_what_was_asked_before_and_refuses_what_comes_after(rea
 # ------------------------------------------------------------------ tables
 
 
-def test_stores_that_start_at_the_same_moment_make_their_tables_once(real_place: Place) -> None:
+def test_stores_that_start_together_create_their_tables_once(real_place: Place) -> None:
     async def main() -> None:
         stores = [real_place.open() for _ in range(8)]
         await asyncio.gather(*(store.start() for store in stores))
@@ -232,7 +232,7 @@ def test_tables_of_a_newer_layout_are_left_alone(real_place: Place) -> None:
     run(main())
 
 
-def test_where_the_tables_are_made_no_right_to_make_tables_is_needed(postgres_server: Server, tmp_path: Path) -> None:
+def test_existing_tables_are_used_without_the_right_to_create_tables(postgres_server: Server, tmp_path: Path) -> None:
     async def main() -> None:
         with PLACES["postgres"].make(postgres_server, tmp_path) as place:
             async with place.opened():
@@ -255,7 +255,7 @@ def test_where_the_tables_are_made_no_right_to_make_tables_is_needed(postgres_se
 # ------------------------------------------------------------------ what a server promises
 
 
-def test_statistics_tell_whether_the_server_syncs_and_how_operations_were_grouped(real_place: Place) -> None:
+def test_statistics_show_whether_the_server_syncs_and_how_operations_were_grouped(real_place: Place) -> None:
     async def main() -> None:
         async with real_place.opened() as store:
             await asyncio.gather(*(store.insert(pledge(f"p{n}")) for n in range(200)))
@@ -269,7 +269,7 @@ def test_statistics_tell_whether_the_server_syncs_and_how_operations_were_groupe
     run(main())
 
 
-def test_redis_that_does_not_sync_every_command_is_told_apart() -> None:
+def test_redis_that_does_not_sync_every_command_is_recognized() -> None:
     async def main() -> None:
         with RedisServer(appendfsync="everysec") as server:
             store = RedisStore(server.dsn)
@@ -280,7 +280,7 @@ def test_redis_that_does_not_sync_every_command_is_told_apart() -> None:
     run(main())
 
 
-def test_redis_can_wait_for_replicas_and_does_not_call_it_done_without_them() -> None:
+def test_a_write_that_waits_for_redis_replicas_is_not_done_without_them() -> None:
     async def main() -> None:
         with RedisServer() as primary, RedisServer(replica_of=primary) as replica:
             store = RedisStore(f"{primary.dsn}?wait_replicas=1")
@@ -309,7 +309,7 @@ def test_a_url_of_mysql_is_checked(url: str) -> None:
         MySQLStore(url)
 
 
-def test_redis_that_lost_its_scripts_gets_them_again(redis_server: Server, tmp_path: Path) -> None:
+def test_scripts_that_redis_lost_are_loaded_again(redis_server: Server, tmp_path: Path) -> None:
     async def main() -> None:
         with PLACES["redis"].make(redis_server, tmp_path) as place:
             async with place.opened() as store:
@@ -325,7 +325,7 @@ def test_redis_that_lost_its_scripts_gets_them_again(redis_server: Server, tmp_p
     run(main())
 
 
-def test_redis_without_memory_refuses_writes_and_goes_on_reading() -> None:
+def test_redis_without_memory_refuses_writes_and_still_reads() -> None:
     async def main() -> None:
         with RedisServer() as server:
             store = RedisStore(server.dsn)
@@ -348,7 +348,7 @@ def test_redis_without_memory_refuses_writes_and_goes_on_reading() -> None:
     run(main())
 
 
-def test_the_stores_of_two_prefixes_do_not_meet(redis_server: Server) -> None:
+def test_stores_with_different_prefixes_are_separate(redis_server: Server) -> None:
     async def main() -> None:
         one, two = RedisStore(redis_server.dsn, prefix="one"), RedisStore(f"{redis_server.dsn}?prefix=two")
         await one.start()
@@ -362,7 +362,7 @@ def test_the_stores_of_two_prefixes_do_not_meet(redis_server: Server) -> None:
     run(main())
 
 
-def test_a_pledge_beyond_the_servers_packet_is_refused_alone() -> None:
+def test_only_the_pledge_that_exceeds_the_servers_packet_is_refused() -> None:
     async def main() -> None:
         with MariaDBServer("--max-allowed-packet=1M") as server:
             store = store_of(server.dsn)
@@ -391,5 +391,5 @@ def test_a_server_that_cannot_skip_locked_rows_is_refused(version: str) -> None:
 @pytest.mark.parametrize(
     "version", ["8.0.36", "9.1.0", "10.11.6-MariaDB-0+deb12u1", "5.5.5-10.6.1-MariaDB", "11.4.2-MariaDB"]
 )
-def test_servers_that_can_are_taken(version: str) -> None:
+def test_servers_that_can_skip_locked_rows_are_accepted(version: str) -> None:
     check_server(version)

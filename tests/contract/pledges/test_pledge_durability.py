@@ -1,4 +1,4 @@
-"""kill -9 in the middle of work: what was answered is there, and nothing was done twice."""
+"""kill -9 under load: acknowledged operations survive, and nothing was done twice."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _killed_after(url: str, name: str, *, lines: int) -> Notes:
     return notes
 
 
-def test_what_was_answered_survives_kill_9_of_the_coordinator(durable_place: Place) -> None:
+def test_acknowledged_operations_survive_kill_9_of_the_coordinator(durable_place: Place) -> None:
     async def main() -> None:
         for round_, lines in enumerate((1, 700, 1500)):
             notes = await asyncio.to_thread(_killed_after, durable_place.url, f"round-{round_}", lines=lines)
@@ -55,7 +55,7 @@ def test_what_was_answered_survives_kill_9_of_the_coordinator(durable_place: Pla
     run(main())
 
 
-def test_what_was_answered_survives_kill_9_of_the_server(served_place: Place) -> None:
+def test_acknowledged_operations_survive_kill_9_of_the_server(served_place: Place) -> None:
     """Three times, while 64 tasks work. Each outcome is true: refused means unchanged, unknown is either."""
     server = served_place.server
     assert server is not None

@@ -1,4 +1,4 @@
-"""kill -9 of a whole cluster of one or three peers in the middle of work: what was answered is there.
+"""kill -9 of a whole cluster of one or three peers under load: acknowledged operations survive.
 
 Claims are not: in a lane they are the memory of the peer that gave them. What they protect is the revision.
 """
@@ -37,7 +37,7 @@ def _killed_after(url: str, name: str, *, lines: int) -> Notes:
 
 
 @pytest.mark.parametrize("peers", [1, 3])
-def test_what_was_answered_survives_kill_9_of_all_peers_at_once(peers: int, tmp_path: Path) -> None:
+def test_acknowledged_operations_survive_kill_9_of_all_peers_at_once(peers: int, tmp_path: Path) -> None:
     place = LanePlace(f"lane:{tmp_path}?peers={peers}")
 
     async def main() -> None:

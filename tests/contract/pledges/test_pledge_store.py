@@ -1,4 +1,4 @@
-"""What every pledge store does: keep, compare and swap, list, forget."""
+"""The contract of every pledge store: insert, compare and swap, list, forget."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_pledge_is_loaded_as_it_was_inserted(place: Place) -> None:
     run(main())
 
 
-def test_what_was_stored_is_there_for_a_store_opened_later(place: Place) -> None:
+def test_stored_pledges_are_found_by_a_store_opened_later(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             await store.insert(pledge("a"))
@@ -49,7 +49,7 @@ def test_what_was_stored_is_there_for_a_store_opened_later(place: Place) -> None
     run(main())
 
 
-def test_a_second_insert_of_a_gid_gets_the_first_and_changes_nothing(place: Place) -> None:
+def test_a_second_insert_of_a_gid_returns_the_first_and_changes_nothing(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             await store.insert(pledge("a"))
@@ -60,7 +60,7 @@ def test_a_second_insert_of_a_gid_gets_the_first_and_changes_nothing(place: Plac
     run(main())
 
 
-def test_of_many_inserts_at_once_exactly_one_is_stored_and_all_others_get_it(place: Place) -> None:
+def test_one_of_many_concurrent_inserts_is_stored_and_the_others_get_it(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as one, place.opened() as two:
             tries = [pledge("a", payload=b"%d" % n) for n in range(64)]
@@ -88,7 +88,7 @@ def test_ids_that_differ_in_case_or_in_a_space_are_different(place: Place) -> No
 
 
 @pytest.mark.parametrize("gid", ["x" * 128, "ä" * 64, "\U0001f642" * 32], ids=["latin", "umlauts", "smiles"])
-def test_an_id_of_128_bytes_is_kept_whole(place: Place, gid: str) -> None:
+def test_an_id_of_128_bytes_is_stored_whole(place: Place, gid: str) -> None:
     async def main() -> None:
         async with place.opened() as store:
             assert await store.insert(pledge(gid)) is None
@@ -100,7 +100,7 @@ def test_an_id_of_128_bytes_is_kept_whole(place: Place, gid: str) -> None:
 
 
 @pytest.mark.parametrize("gid", ["x" * 129, "ä" * 65, "", "\ud800"], ids=["long", "many bytes", "empty", "no text"])
-def test_an_id_that_is_too_long_or_no_text_is_refused_and_its_neighbours_are_stored(place: Place, gid: str) -> None:
+def test_an_id_that_is_too_long_or_not_text_is_refused_and_its_neighbours_are_stored(place: Place, gid: str) -> None:
     async def main() -> None:
         async with place.opened() as store:
             others = [pledge(f"n{n}") for n in range(6)]
@@ -143,7 +143,7 @@ def test_a_pledge_of_four_mebibytes_is_stored(place: Place) -> None:
 # ------------------------------------------------------------------ compare and swap
 
 
-def test_a_swap_counts_revisions_and_is_refused_when_somebody_was_faster(place: Place) -> None:
+def test_a_swap_counts_revisions_and_is_refused_after_a_concurrent_swap(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             first = pledge("a")
@@ -159,7 +159,7 @@ def test_a_swap_counts_revisions_and_is_refused_when_somebody_was_faster(place: 
     run(main())
 
 
-def test_a_swap_of_a_pledge_that_is_not_there_is_refused(place: Place) -> None:
+def test_a_swap_of_a_missing_pledge_is_refused(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             assert await store.swap(pledge("a"), progress()) is None
@@ -168,7 +168,7 @@ def test_a_swap_of_a_pledge_that_is_not_there_is_refused(place: Place) -> None:
     run(main())
 
 
-def test_a_swap_keeps_the_lease_unless_told_to_release_it(place: Place) -> None:
+def test_a_swap_keeps_the_lease_unless_it_releases_it(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             leased = replace(pledge("a"), owner="me", lease_until_ms=NOW_MS + 1000, fence=3)
@@ -184,8 +184,8 @@ def test_a_swap_keeps_the_lease_unless_told_to_release_it(place: Place) -> None:
     run(main())
 
 
-def test_64_tasks_that_count_on_one_pledge_lose_nothing(place: Place) -> None:
-    """Each adds one, by comparing and swapping, as often as it takes. Two coordinators share the store."""
+def test_64_tasks_that_count_on_one_pledge_lose_no_update(place: Place) -> None:
+    """Each adds one with compare and swap, repeated until it succeeds. Two coordinators share the store."""
 
     async def add_one(store: PledgeStore) -> None:
         while True:
@@ -208,7 +208,7 @@ def test_64_tasks_that_count_on_one_pledge_lose_nothing(place: Place) -> None:
     run(main())
 
 
-def test_of_64_swaps_of_the_same_revision_at_once_one_wins(place: Place) -> None:
+def test_one_of_64_concurrent_swaps_of_a_revision_wins(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as one, place.opened() as two:
             before = pledge("a")
@@ -224,7 +224,7 @@ def test_of_64_swaps_of_the_same_revision_at_once_one_wins(place: Place) -> None
     run(main())
 
 
-def test_a_gid_used_again_after_it_was_forgotten_is_no_prey_of_an_old_swap(place: Place) -> None:
+def test_an_old_swap_does_not_change_a_new_pledge_under_a_reused_gid(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             old = pledge("a", status="failed", finished_ms=NOW_MS)
@@ -238,7 +238,7 @@ def test_a_gid_used_again_after_it_was_forgotten_is_no_prey_of_an_old_swap(place
     run(main())
 
 
-def test_operations_of_every_kind_at_once_each_get_their_own_outcome(place: Place) -> None:
+def test_concurrent_operations_of_every_kind_each_get_their_own_outcome(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             for n in range(8):
@@ -285,7 +285,7 @@ async def _pages(store: PledgeStore, wanted: Filter, *, limit: int) -> list[str]
     raise AssertionError("the pages have no end")
 
 
-def test_pledges_are_listed_newest_first_and_of_one_time_by_id(place: Place) -> None:
+def test_pledges_are_listed_newest_first_and_then_by_id(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             for name, created_ms in [("b", 5), ("a", 5), ("C", 5), ("z", 1), ("y", 9), ("ä", 5)]:
@@ -297,7 +297,7 @@ def test_pledges_are_listed_newest_first_and_of_one_time_by_id(place: Place) -> 
     run(main())
 
 
-def test_filters_hold_together(place: Place) -> None:
+def test_filters_are_combined(place: Place) -> None:
     statuses: tuple[Status, ...] = ("prepared", "submitted", "succeeded", "failed", "dead")
 
     async def main() -> None:
@@ -346,8 +346,8 @@ def test_a_swap_moves_a_pledge_from_one_status_to_the_other(place: Place) -> Non
     run(main())
 
 
-def test_pages_hold_while_pledges_come_in(place: Place) -> None:
-    """What was there at the first page is seen exactly once, whatever is inserted meanwhile."""
+def test_pages_stay_consistent_while_pledges_are_inserted(place: Place) -> None:
+    """Pledges that existed at the first page are listed exactly once, whatever is inserted meanwhile."""
 
     async def keep_inserting(store: PledgeStore, stop: asyncio.Event) -> int:
         for n in range(5_000):
@@ -374,7 +374,7 @@ def test_pages_hold_while_pledges_come_in(place: Place) -> None:
 
 
 @pytest.mark.parametrize("position", ["x", "12", "-a", "1-", "99999999999999999999-a"])
-def test_a_position_that_is_none_is_refused(place: Place, position: str) -> None:
+def test_an_invalid_page_position_is_refused(place: Place, position: str) -> None:
     async def main() -> None:
         async with place.opened() as store:
             with pytest.raises(InvalidRequest):
@@ -386,7 +386,7 @@ def test_a_position_that_is_none_is_refused(place: Place, position: str) -> None
 # ------------------------------------------------------------------ forgetting
 
 
-def test_only_what_succeeded_or_failed_before_is_forgotten_and_no_more_than_asked(place: Place) -> None:
+def test_only_old_finished_pledges_are_forgotten_up_to_the_limit(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             early = NOW_MS - 1000

@@ -33,7 +33,7 @@ async def _names(store: PledgeStore, *, limit: int) -> list[str]:
     raise AssertionError("the pages have no end")
 
 
-def test_a_topic_is_made_changed_and_removed(place: Place) -> None:
+def test_a_topic_is_created_changed_and_removed(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             assert await store.load_topic("news") is None
@@ -51,7 +51,7 @@ def test_a_topic_is_made_changed_and_removed(place: Place) -> None:
     run(main())
 
 
-def test_a_change_on_an_old_version_is_refused(place: Place) -> None:
+def test_a_change_based_on_an_old_version_is_refused(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             await store.swap_topic(None, [("http://a", "")], name="news", now_ms=NOW_MS)
@@ -69,7 +69,7 @@ def test_a_change_on_an_old_version_is_refused(place: Place) -> None:
     run(main())
 
 
-def test_a_topic_made_again_is_not_taken_for_the_one_that_was_removed(place: Place) -> None:
+def test_a_recreated_topic_is_not_mistaken_for_the_removed_one(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as store:
             await store.swap_topic(None, [("http://a", "")], name="news", now_ms=NOW_MS)
@@ -81,7 +81,7 @@ def test_a_topic_made_again_is_not_taken_for_the_one_that_was_removed(place: Pla
     run(main())
 
 
-def test_20_concurrent_subscribes_all_come_through(place: Place) -> None:
+def test_20_concurrent_subscribes_all_succeed(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as one, place.opened() as two:
             urls = [f"http://s{n}" for n in range(20)]
@@ -94,7 +94,7 @@ def test_20_concurrent_subscribes_all_come_through(place: Place) -> None:
     run(main())
 
 
-def test_of_20_that_make_a_topic_at_once_one_does(place: Place) -> None:
+def test_one_of_20_concurrent_topic_creations_succeeds(place: Place) -> None:
     async def main() -> None:
         async with place.opened() as one, place.opened() as two:
             made = await asyncio.gather(
@@ -122,7 +122,7 @@ def test_topics_are_listed_by_name_in_pages(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "\ud800"], ids=["empty", "long", "no text"])
-def test_a_name_that_cannot_be_kept_is_refused(place: Place, name: str) -> None:
+def test_a_name_that_cannot_be_stored_is_refused(place: Place, name: str) -> None:
     async def main() -> None:
         async with place.opened() as store:
             with pytest.raises(InvalidRequest):

@@ -1,4 +1,4 @@
-"""What every store promises, checked on each of them by the same tests."""
+"""The contract of every store: the same tests run on each of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_receipt_cannot_be_made_outside_storage() -> None:
         Synced(1)
 
 
-def test_the_callback_comes_once_and_only_after_a_sync(bench: Bench) -> None:
+def test_the_callback_is_called_once_and_only_after_a_sync(bench: Bench) -> None:
     receipts: list[Synced] = []
     bench.store.write([appended(1, 1, 2)], receipts.append)
     bench.sync()
@@ -70,7 +70,7 @@ def test_the_callback_comes_once_and_only_after_a_sync(bench: Bench) -> None:
     assert receipts[0].group >= 1
 
 
-def test_callbacks_come_in_the_order_of_the_writes(bench: Bench) -> None:
+def test_callbacks_are_called_in_the_order_of_the_writes(bench: Bench) -> None:
     order: list[int] = []
     for number in range(20):
         bench.store.write([appended(1, number + 1, number + 1)], lambda receipt, number=number: order.append(number))  # type: ignore[misc]
@@ -78,7 +78,7 @@ def test_callbacks_come_in_the_order_of_the_writes(bench: Bench) -> None:
     assert order == list(range(20))
 
 
-def test_what_was_synced_is_found_after_a_power_cut(bench: Bench) -> None:
+def test_synced_entries_survive_a_power_cut(bench: Bench) -> None:
     save(bench, SaveRun(3), SaveState(1, 70_000, 65_537), appended(1, 1, 5), SaveFence(2, -1), SaveFence(3, 9))
     bench.sync()
     image = bench.power_cut()
@@ -99,14 +99,14 @@ def test_entries_at_a_held_position_replace_the_rest(bench: Bench) -> None:
     assert [each.origin for each in bench.power_cut().lanes[1].entries] == [1, 1, 1, 2]
 
 
-def test_a_cut_drops_what_lies_behind(bench: Bench) -> None:
+def test_a_cut_drops_everything_after_it(bench: Bench) -> None:
     save(bench, appended(1, 1, 6), SaveCut(1, 2))
     bench.sync()
     assert positions(bench, 1) == [1, 2]
     assert [each.position for each in bench.power_cut().lanes[1].entries] == [1, 2]
 
 
-def test_an_image_starts_behind_its_snapshot_and_older_entries_stay_readable(bench: Bench) -> None:
+def test_an_image_starts_after_its_snapshot_and_older_entries_stay_readable(bench: Bench) -> None:
     save(bench, appended(1, 1, 6), SaveSnapshot(1, snapshot(4), reset=False))
     bench.sync()
     image = bench.power_cut()
@@ -135,7 +135,7 @@ def test_a_trim_never_passes_the_newest_snapshot(bench: Bench) -> None:
         positions(bench, 1, after=0)
 
 
-def test_reads_see_what_is_written_and_not_yet_synced(bench: Bench) -> None:
+def test_reads_see_entries_that_are_not_synced_yet(bench: Bench) -> None:
     save(bench, appended(1, 1, 3))
     bench.sync()
     save(bench, appended(1, 4, 5))
@@ -144,7 +144,7 @@ def test_reads_see_what_is_written_and_not_yet_synced(bench: Bench) -> None:
     assert positions(bench, 77) == []
 
 
-def test_a_read_keeps_its_bounds_and_gives_at_least_one_entry(bench: Bench) -> None:
+def test_a_read_respects_its_bounds_and_returns_at_least_one_entry(bench: Bench) -> None:
     save(bench, appended(1, 1, 50, size=40))
     bench.sync()
     assert positions(bench, 1, after=10, max_entries=3) == [11, 12, 13]
@@ -152,7 +152,7 @@ def test_a_read_keeps_its_bounds_and_gives_at_least_one_entry(bench: Bench) -> N
     assert positions(bench, 1, after=10, max_bytes=1) == [11]
 
 
-def test_operations_that_do_not_fit_are_refused_at_the_latest_by_the_sync(bench: Bench) -> None:
+def test_invalid_operations_are_refused_by_the_sync_at_the_latest(bench: Bench) -> None:
     if not isinstance(bench, MemoryBench):
         save(bench, appended(1, 1, 3))
         with pytest.raises(ValueError, match="do not continue"):

@@ -93,7 +93,7 @@ def check_lane(found: LaneImage, sound: LaneImage) -> None:
         assert [each.position for each in found.entries] == [1, 2, 3, 4]
 
 
-def test_every_bit_of_the_sealed_log_is_noticed_when_it_changes() -> None:
+def test_every_flipped_bit_of_the_sealed_log_is_detected() -> None:
     files = small_store()
     log, sound = log_of(files)
     data = files.content(log)
@@ -107,7 +107,7 @@ def test_every_bit_of_the_sealed_log_is_noticed_when_it_changes() -> None:
         assert [each.header for each in found.found] == [each.header for each in sound.found]
 
 
-def test_a_single_changed_bit_of_any_byte_is_reported_and_costs_at_most_the_end_of_one_lane() -> None:
+def test_a_flipped_bit_in_any_byte_is_reported_and_costs_at_most_the_end_of_one_lane() -> None:
     files = small_store()
     sound = opened(files.copy()).load()
     assert sound.damage == []
@@ -146,7 +146,7 @@ def read_everything(store: FileStore) -> None:
                 store.damage.append(flaw)
 
 
-def test_a_record_of_the_log_is_made_good_by_the_lane_file_and_the_other_way_round() -> None:
+def test_a_damaged_log_record_is_restored_from_the_lane_file_and_vice_versa() -> None:
     files = small_store()
     sound = opened(files.copy()).load()
     log, scan = log_of(files)
@@ -215,7 +215,7 @@ def test_both_checkpoints_damaged_refuse_to_load_and_change_nothing() -> None:
     assert {path: bytes(files.content(path)) for path in files.paths()} == before
 
 
-def test_a_store_without_its_checkpoints_is_not_taken_for_a_new_one() -> None:
+def test_a_store_without_its_checkpoints_is_not_mistaken_for_a_new_one() -> None:
     files = small_store()
     for path in ("checkpoint-a", "checkpoint-b"):
         files.remove(path)
@@ -240,7 +240,7 @@ def test_a_flaw_in_the_last_group_is_a_torn_tail_and_in_any_group_before_it_is_d
         assert image.lanes[1].damaged_from == (2 if expected else 0)
 
 
-def test_a_lane_whose_snapshot_is_lost_after_a_trim_says_that_all_of_it_is() -> None:
+def test_a_lane_that_lost_its_snapshot_after_a_trim_reports_all_of_it_lost() -> None:
     bench = RecordedBench()
     bench.store.load()
     bench.store.write([SaveSnapshot(1, snapshot(50), reset=True), appended(1, 51, 53), SaveState(1, 9, 9)], ignore)
@@ -257,7 +257,7 @@ def test_a_lane_whose_snapshot_is_lost_after_a_trim_says_that_all_of_it_is() -> 
 
 
 @pytest.mark.parametrize("made", [MemoryBench, RecordedBench])
-def test_a_damaged_lane_says_so_at_every_start_until_it_is_stored_again_to_where_it_was(
+def test_a_damaged_lane_is_reported_at_every_start_until_it_is_stored_again(
     made: type[MemoryBench] | type[RecordedBench],
 ) -> None:
     bench = made()
@@ -278,7 +278,7 @@ def test_a_damaged_lane_says_so_at_every_start_until_it_is_stored_again_to_where
 
 
 @pytest.mark.parametrize("made", [MemoryBench, RecordedBench])
-def test_a_cut_settles_what_a_damaged_lane_still_owed(made: type[MemoryBench] | type[RecordedBench]) -> None:
+def test_a_cut_clears_the_damage_of_the_entries_it_removes(made: type[MemoryBench] | type[RecordedBench]) -> None:
     bench = made()
     bench.store.load()
     bench.store.write([appended(1, 1, 10)], ignore)
@@ -292,7 +292,9 @@ def test_a_cut_settles_what_a_damaged_lane_still_owed(made: type[MemoryBench] | 
 
 
 @pytest.mark.parametrize("made", [MemoryBench, RecordedBench])
-def test_reading_stops_before_a_damaged_entry_and_then_names_it(made: type[MemoryBench] | type[RecordedBench]) -> None:
+def test_a_read_stops_before_a_damaged_entry_and_the_next_one_names_it(
+    made: type[MemoryBench] | type[RecordedBench],
+) -> None:
     bench = made()
     bench.store.load()
     bench.store.write([appended(1, 1, 10), SaveSnapshot(1, snapshot(8), reset=False)], ignore)

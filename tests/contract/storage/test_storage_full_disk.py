@@ -1,4 +1,4 @@
-"""A full disk refuses entries, and nothing else: reads go on, promises go on, what was accepted is finished."""
+"""A full disk refuses entries and nothing else: reads and promises work, and accepted entries are finished."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def filled() -> tuple[FileStore, RecordedFiles, int]:
     raise AssertionError("the disk never became full")
 
 
-def test_entries_are_refused_before_anything_of_the_write_is_taken() -> None:
+def test_entries_are_refused_before_any_part_of_the_write_is_accepted() -> None:
     store, files, end = filled()
     assert end > 20
     with pytest.raises(DiskFull):
@@ -45,7 +45,7 @@ def test_entries_are_refused_before_anything_of_the_write_is_taken() -> None:
     assert opened(files.cut(lambda event: 0)).load().lanes[1].promised == 0
 
 
-def test_reads_and_promises_go_on_for_a_long_time() -> None:
+def test_reads_and_promises_work_long_after_the_disk_is_full() -> None:
     store, files, end = filled()
     for number in range(1, 200):  # many times around the log's segments
         store.write([SaveState(1, number, number), SaveFence(2, number), SaveRun(number)], ignore)
@@ -57,7 +57,7 @@ def test_reads_and_promises_go_on_for_a_long_time() -> None:
     assert image.damage == []
 
 
-def test_entries_are_taken_again_when_a_trim_made_room() -> None:
+def test_entries_are_accepted_again_after_a_trim_made_room() -> None:
     store, files, end = filled()
     store.write([SaveState(1, 1, 1)], ignore)
     store.write([SaveSnapshot(1, snapshot(end - 1), reset=False), SaveTrim(1, end)], ignore)
@@ -69,7 +69,7 @@ def test_entries_are_taken_again_when_a_trim_made_room() -> None:
     assert opened(files.cut(lambda event: 0)).load().lanes[1].entries == [entry(end), entry(end + 1)]
 
 
-def test_what_was_accepted_is_kept_when_someone_else_fills_the_disk_meanwhile() -> None:
+def test_accepted_entries_are_stored_even_if_another_process_fills_the_disk() -> None:
     files = RecordedFiles()
     store = opened(files)
     store.load()
@@ -101,7 +101,7 @@ def _with_room(files: RecordedFiles) -> RecordedFiles:
     return files
 
 
-def test_the_reserved_file_is_made_again_when_there_is_room() -> None:
+def test_the_reserved_file_is_recreated_when_there_is_room() -> None:
     files = RecordedFiles()
     store = opened(files)
     store.load()
@@ -112,12 +112,12 @@ def test_the_reserved_file_is_made_again_when_there_is_room() -> None:
     assert len(files.content("reserve")) == TINY.reserved_bytes
 
 
-def test_a_store_that_finds_no_room_for_a_log_says_so() -> None:
+def test_a_store_without_room_for_a_log_reports_it() -> None:
     with pytest.raises(DiskFull):
         opened(RecordedFiles(capacity_bytes=8 * 1024)).load()
 
 
-def test_a_log_that_has_room_for_one_segment_only_still_goes_round() -> None:
+def test_a_log_with_room_for_only_one_segment_still_works() -> None:
     files = RecordedFiles(capacity_bytes=TINY.wal_segment_bytes + 24 * 1024)
     store = FileStore(files, sizes=replace(TINY, reserved_bytes=1024), background=False)
     store.load()

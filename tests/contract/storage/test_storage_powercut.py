@@ -1,4 +1,4 @@
-"""The power goes, at every byte there is. What was acknowledged is there afterwards, and nothing never written is.
+"""A power cut at every byte. Afterwards acknowledged entries exist, and nothing exists that was never written.
 
 A sync is the moment with the most to lose, so the power is cut just before each one takes effect: the log's write is
 cut at each of its bytes, and everything else that is not synced (lane files, names) is kept, lost or kept in part.
@@ -69,7 +69,7 @@ def distinct_lengths(files: RecordedFiles, event: Event) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_cut_at_every_byte_of_the_log_keeps_what_was_acknowledged_and_a_prefix_of_the_rest(seed: int) -> None:
+def test_a_cut_at_any_byte_of_the_log_keeps_acknowledged_entries_and_a_prefix_of_the_rest(seed: int) -> None:
     history = History(seed)
     checked = 0
     for _ in range(25):
@@ -100,7 +100,7 @@ def test_a_cut_at_every_byte_of_the_log_keeps_what_was_acknowledged_and_a_prefix
 
 
 @pytest.mark.parametrize("seed", range(20, 23))
-def test_a_cut_before_any_sync_of_any_file_is_survived_whatever_part_of_it_survives(seed: int) -> None:
+def test_a_power_cut_before_any_sync_is_survived_whatever_part_was_written(seed: int) -> None:
     history = History(seed)
 
     def cut_here() -> None:
@@ -153,7 +153,7 @@ def test_a_second_cut_during_recovery_changes_nothing() -> None:
     assert cuts > 5
 
 
-def test_an_operation_that_was_never_durable_does_not_take_synced_entries_along() -> None:
+def test_losing_an_operation_that_was_never_durable_keeps_synced_entries() -> None:
     files = RecordedFiles()
     store = FileStore(files, sizes=TINY, background=False)
     store.load()
@@ -170,7 +170,7 @@ def test_an_operation_that_was_never_durable_does_not_take_synced_entries_along(
     assert [each.origin for each in found[0].lanes[1].entries] == [1] * 8
 
 
-def test_a_segment_used_again_never_brings_back_what_it_held_before() -> None:
+def test_a_reused_segment_never_brings_back_its_old_records() -> None:
     files = RecordedFiles()
     store = FileStore(files, sizes=TINY, background=False)
     store.load()

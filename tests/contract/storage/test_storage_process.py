@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
@@ -26,17 +27,17 @@ class Ended(Exception):
     pass
 
 
-def test_concurrent_writers_share_syncs_and_all_of_them_are_told(tmp_path: Path) -> None:
+def test_concurrent_writers_share_syncs_and_each_gets_its_callback(tmp_path: Path) -> None:
     store = FileStore(DiskFiles(tmp_path))
     store.load()
-    told = [0] * 16
+    synced = [0] * 16
 
     def write_in_turn(lane: int) -> None:
         for position in range(1, 31):
             durable = threading.Event()
             store.write([SaveEntries(lane, (entry(position),))], lambda receipt, durable=durable: durable.set())  # type: ignore[misc]
             assert durable.wait(20)
-            told[lane] += 1
+            synced[lane] += 1
 
     writers = [threading.Thread(target=write_in_turn, args=(lane,)) for lane in range(16)]
     for writer in writers:
@@ -45,7 +46,7 @@ def test_concurrent_writers_share_syncs_and_all_of_them_are_told(tmp_path: Path)
         writer.join()
     found = store.statistics()
     store.close()
-    assert told == [30] * 16
+    assert synced == [30] * 16
     assert found.writes == 480
     assert found.syncs < found.writes / 2
     again = FileStore(DiskFiles(tmp_path), background=False)
@@ -78,7 +79,7 @@ def test_callbacks_run_where_call_soon_puts_them(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_log_goes_round_its_segments_while_a_thread_settles_behind_it(tmp_path: Path) -> None:
+def test_the_log_reuses_its_segments_while_a_thread_checkpoints_behind_it(tmp_path: Path) -> None:
     store = FileStore(DiskFiles(tmp_path), sizes=TINY)
     store.load()
     last = threading.Event()
@@ -102,12 +103,12 @@ def test_a_failed_sync_is_final_and_nothing_is_acknowledged() -> None:
 
     store = FileStore(files, sizes=TINY, background=False, fatal=fatal)
     store.load()
-    told: list[Synced] = []
-    store.write([SaveState(1, 1, 1)], told.append)
+    synced: list[Synced] = []
+    store.write([SaveState(1, 1, 1)], synced.append)
     files.sync_error = OSError(errno.EIO, "the disk said no")
     with pytest.raises(Ended):
         store.sync()
-    assert told == []
+    assert synced == []
     assert [error.errno for error in seen if isinstance(error, OSError)] == [errno.EIO]
 
 
@@ -208,38 +209,39 @@ def test_a_killed_process_leaves_everything_it_acknowledged(tmp_path: Path) -> N
     assert image.damage == []
 
 
-def test_on_a_quick_disk_the_writer_syncs_and_is_told_before_it_goes_on(tmp_path: Path) -> None:
+def test_on_a_fast_disk_the_writer_syncs_and_is_called_back_before_it_continues(tmp_path: Path) -> None:
     elsewhere: list[object] = []
     store = FileStore(DiskFiles(tmp_path), call_soon=elsewhere.append, in_place_below_s=60.0)
     store.load()
-    told: list[tuple[int, int]] = []
+    synced: list[tuple[int, int]] = []
     for position in range(1, 6):
         here = threading.get_ident()
-        store.write([SaveEntries(1, (entry(position),))], lambda _, p=position: told.append((p, threading.get_ident())))  # type: ignore[misc]
-        assert told[-1] == (position, here)
+        done = partial(lambda p, _: synced.append((p, threading.get_ident())), position)
+        store.write([SaveEntries(1, (entry(position),))], done)
+        assert synced[-1] == (position, here)
     assert not elsewhere
     assert store.statistics().syncs == 5
     store.close()
 
 
-def test_a_write_never_overtakes_one_that_was_handed_to_the_sync_thread(tmp_path: Path) -> None:
+def test_a_write_never_overtakes_one_in_the_sync_thread(tmp_path: Path) -> None:
     """The disk seems slow and quick in turn: some writes go to the thread, some are synced in place."""
     store = FileStore(DiskFiles(tmp_path), in_place_below_s=60.0)
     store.load()
-    told: list[int] = []
+    synced: list[int] = []
     done = threading.Event()
     for position in range(1, 301):
         store._sync_s = 100.0 if position % 3 == 0 else 0.0
         last = position == 300
 
         def written(receipt: Synced, position: int = position, last: bool = last) -> None:
-            told.append(position)
+            synced.append(position)
             if last:
                 done.set()
 
         store.write([SaveEntries(1, (entry(position),))], written)
     assert done.wait(20)
-    assert told == list(range(1, 301))
+    assert synced == list(range(1, 301))
     store.close()
     again = FileStore(DiskFiles(tmp_path))
     assert len(again.load().lanes[1].entries) == 300

@@ -18,7 +18,7 @@ KEY = Key("a-gid", "01", "action")
 
 
 @pytest.mark.parametrize("verdict", Verdict)
-def test_our_coordinator_reads_a_verdict_as_it_was_meant(verdict: Verdict) -> None:
+def test_our_coordinator_reads_every_verdict_correctly(verdict: Verdict) -> None:
     given = verdict_response(verdict)
     assert of_http(given.status, headers=(), body=given.body, checkback=True).result == verdict.value
 
@@ -26,7 +26,7 @@ def test_our_coordinator_reads_a_verdict_as_it_was_meant(verdict: Verdict) -> No
 @pytest.mark.parametrize(
     "error", [ValueError("FAILURE"), AlreadyDecided("FAILURE"), Trimmed("SUCCESS"), InvalidRequest("ONGOING")]
 )
-def test_an_error_is_no_verdict_for_our_coordinator_nor_for_one_that_looks_for_words(error: Exception) -> None:
+def test_an_error_is_not_a_verdict_for_our_coordinator_or_one_that_searches_for_words(error: Exception) -> None:
     given = verdict_response(error)
     assert of_http(given.status, headers=(), body=given.body, checkback=True).result == "ERROR"
     assert given.status == 500
@@ -37,23 +37,23 @@ def every_error(of: type[AvowError] = AvowError) -> list[type[AvowError]]:
     return [of, *(error for child in of.__subclasses__() for error in every_error(child))]
 
 
-def test_no_code_of_an_error_contains_the_word_of_a_verdict() -> None:
+def test_no_error_code_contains_the_word_of_a_verdict() -> None:
     words = [verdict.value for verdict in Verdict]
     assert [error.code for error in every_error() if any(word in error.code for word in words)] == []
 
 
-def test_a_question_is_read_from_what_dtm_sends() -> None:
+def test_a_checkback_request_of_dtm_is_parsed() -> None:
     query = {"gid": "g", "trans_type": "msg", "branch_id": "00", "op": "msg", "dtm": "http://server"}
     assert question_of(query) == Question("g")
     assert question_of({**query, "prepared_ms": "17"}) == Question("g", 17)
 
 
-def test_an_answer_comes_from_the_question() -> None:
+def test_an_answer_is_computed_from_the_request() -> None:
     given = answer({"gid": "g", "prepared_ms": "5"}, lambda question: Verdict.FAILURE if question.prepared_ms else None)  # type: ignore[arg-type,return-value]
     assert (given.status, json.loads(given.body)) == (409, {"dtm_result": "FAILURE"})
 
 
-def test_a_script_is_told_value_expiry_and_work() -> None:
+def test_a_script_receives_value_expiry_and_commands() -> None:
     assert scripts.name_of(KEY) == "a-gid-01-action-01"
     assert scripts.adjust_arguments(KEY, amount=-3, expire_s=None) == ["action:5", "", "-3"]
     assert scripts.run_arguments(KEY, [("SET", "k", b"v"), ("INCR", "n")], expire_s=HORIZON_MIN_S) == [
@@ -77,10 +77,12 @@ def test_commands_that_cannot_be_run_are_refused(commands: list[tuple[str, ...]]
         scripts.run_arguments(KEY, commands, expire_s=None)
 
 
-def test_what_a_script_says_is_read() -> None:
+def test_the_result_of_a_script_is_parsed() -> None:
     assert scripts.read_adjusted(KEY, b"") is Adjusted.DONE
     assert scripts.read_adjusted(KEY, "short") is Adjusted.SHORT
-    assert [scripts.read_adjusted(KEY, said) for said in (b"action:5", "op", "action")] == [Adjusted.DUPLICATE] * 3
+    assert [scripts.read_adjusted(KEY, given_back) for given_back in (b"action:5", "op", "action")] == [
+        Adjusted.DUPLICATE
+    ] * 3
     with pytest.raises(AlreadyDecided):
         scripts.read_adjusted(KEY, b"rollback")
     for other in ("action:6", "msg:5", "broken:2"):

@@ -1,4 +1,4 @@
-"""What databases' errors mean, which connections are known, and the text of the migrations."""
+"""Meaning of database errors, supported connections, and the text of the migrations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sqlite_error(code: int) -> sqlite3.OperationalError:
         (sqlite3.ProgrammingError("closed"), SQLITE, ""),
     ],
 )
-def test_an_error_is_known_bare_and_inside_of_one_of_sqlalchemy(
+def test_an_error_is_recognized_directly_and_wrapped_by_sqlalchemy(
     error: Exception, dialect: Dialect, trouble: str
 ) -> None:
     assert trouble_of(error, dialect) == trouble
@@ -56,12 +56,12 @@ def test_mariadb_is_mysql_and_others_are_refused() -> None:
 
 
 @pytest.mark.parametrize("table", ["barrier", "own.rows_2", "_a"])
-def test_names_of_tables_are_taken(table: str) -> None:
+def test_valid_table_names_are_accepted(table: str) -> None:
     assert SQLITE.on(table).table == table
 
 
 @pytest.mark.parametrize("table", ["a.b.c", "a b", "a;b", "a'b", "1a", "a.", ".a", "ä", "a\n"])
-def test_what_is_no_name_of_a_table_is_refused(table: str) -> None:
+def test_an_invalid_table_name_is_refused(table: str) -> None:
     with pytest.raises(InvalidRequest):
         SQLITE.on(table)
 
@@ -77,7 +77,7 @@ def test_a_migration_names_schema_table_and_the_unique_key_as_dtm_does() -> None
     assert migration("sqlite").startswith("create table if not exists barrier (")
 
 
-def test_what_is_no_connection_is_refused() -> None:
+def test_an_object_that_is_not_a_connection_is_refused() -> None:
     for wrong in (None, "sqlite://", object()):
         with pytest.raises(InvalidRequest, match="nothing was done"):
             DbApiSession(wrong)
@@ -91,7 +91,7 @@ def test_a_connection_of_an_unknown_driver_is_refused() -> None:
         DbApiSession(Connection())
 
 
-def test_a_subclass_of_a_known_connection_is_known() -> None:
+def test_a_subclass_of_a_known_connection_is_recognized() -> None:
     class Own(sqlite3.Connection):
         pass
 

@@ -22,7 +22,7 @@ from avow.errors import InvalidRequest, Malformed, Trimmed
 
 
 @pytest.mark.parametrize("name", CHARS_MAX)
-def test_an_id_of_the_greatest_length_is_taken_and_a_longer_one_is_an_error(name: str) -> None:
+def test_an_id_of_maximum_length_is_accepted_and_a_longer_one_is_an_error(name: str) -> None:
     chars_max = CHARS_MAX[name]
     given = {"gid": "g", name: "é" * chars_max}
     assert getattr(Key(**given), name) == "é" * chars_max
@@ -31,13 +31,13 @@ def test_an_id_of_the_greatest_length_is_taken_and_a_longer_one_is_an_error(name
 
 
 @pytest.mark.parametrize("gid", ["", "a\0b", "half \ud800", None, 7])
-def test_what_cannot_be_stored_as_text_is_an_error(gid: object) -> None:
+def test_an_id_that_cannot_be_stored_as_text_is_an_error(gid: object) -> None:
     with pytest.raises(InvalidRequest):
         Key(gid)  # type: ignore[arg-type]
 
 
 @given(st.text(min_size=1, max_size=128).filter(lambda text: "\0" not in text))
-def test_any_other_text_is_an_id_as_it_is(gid: str) -> None:
+def test_any_other_text_is_a_valid_id(gid: str) -> None:
     assert Key(gid).exact() == (gid, "00", "msg", "01")
 
 
@@ -49,7 +49,7 @@ def test_a_delivery_counts_its_pieces_of_work() -> None:
 
 
 @pytest.mark.parametrize("missing", ["gid", "branch_id", "op"])
-def test_a_query_that_is_no_delivery_is_an_error(missing: str) -> None:
+def test_a_query_that_is_not_a_delivery_is_an_error(missing: str) -> None:
     query = {"gid": "g", "branch_id": "01", "op": "action"}
     for wrong in ({**query, missing: ""}, {name: value for name, value in query.items() if name != missing}):
         with pytest.raises(InvalidRequest, match=missing):
@@ -57,12 +57,12 @@ def test_a_query_that_is_no_delivery_is_an_error(missing: str) -> None:
 
 
 @pytest.mark.parametrize("prepared_ms", ["now", "-1", "1.5", "9" * 16, "１２"])
-def test_a_time_that_is_none_is_an_error(prepared_ms: str) -> None:
+def test_an_invalid_time_is_an_error(prepared_ms: str) -> None:
     with pytest.raises(InvalidRequest, match="prepared_ms"):
         Call.from_query({"gid": "g", "branch_id": "01", "op": "action", "prepared_ms": prepared_ms})
 
 
-def test_a_branch_does_not_take_the_key_of_the_pledge_nor_the_pledge_that_of_a_branch() -> None:
+def test_the_keys_of_a_pledge_and_of_its_branches_differ() -> None:
     with pytest.raises(InvalidRequest, match="once"):
         Call("g", "01", "action").own_key()
     with pytest.raises(InvalidRequest, match="insert"):
@@ -80,7 +80,7 @@ def test_tombstones_outlive_the_last_moment_at_which_a_transaction_may_begin() -
     assert START_S + MARGIN_S < HORIZON_MIN_S
 
 
-def test_only_what_is_known_to_be_young_is_surely_kept() -> None:
+def test_only_rows_known_to_be_young_are_certain_to_be_kept() -> None:
     age_ms = (HORIZON_MIN_S - MARGIN_S) * 1000
     assert not is_surely_kept(None)
     assert is_surely_kept(now_ms())
@@ -89,7 +89,7 @@ def test_only_what_is_known_to_be_young_is_surely_kept() -> None:
     assert not is_surely_kept(now_ms() + MARGIN_S * 1000 + 60_000)  # a clock that nobody can rely on
 
 
-def test_only_the_two_known_reasons_are_verdicts() -> None:
+def test_only_the_two_defined_reasons_are_verdicts() -> None:
     assert verdict_of("msg") is Verdict.SUCCESS
     assert verdict_of("rollback") is Verdict.FAILURE
     for reason in ("", "Msg", "rollback ", "action", "COMMITTED"):

@@ -68,13 +68,13 @@ def test_the_interval_of_fifteen_rounds_is_the_third_smallest_and_the_third_larg
     assert found.coverage == pytest.approx(1 - 2 * (1 + 15 + 105) / 2**15)
 
 
-def test_more_confidence_asks_for_a_wider_pair() -> None:
+def test_more_confidence_needs_a_wider_interval() -> None:
     assert interval_rank(15, confidence=0.95) == 4
     assert interval_rank(15, confidence=0.99) == 3
     assert interval_rank(15, confidence=0.999) == 2
 
 
-def test_few_values_give_the_widest_pair_and_say_how_little_it_covers() -> None:
+def test_few_values_give_the_widest_interval_and_its_actual_coverage() -> None:
     found = Interval.of([2.0, 1.0, 3.0])
     assert (found.low, found.high) == (1, 3)
     assert found.coverage == interval_coverage(3, 1) == 0.75
@@ -96,14 +96,14 @@ def test_the_interval_covers_the_true_median_of_a_skewed_distribution_as_often_a
 
 
 @pytest.mark.parametrize(("shift", "judgement"), [(1.10, "worse"), (0.90, "better")])
-def test_a_known_shift_is_found_on_a_machine_that_drifts(shift: float, judgement: str) -> None:
+def test_a_known_shift_is_detected_on_a_machine_that_drifts(shift: float, judgement: str) -> None:
     found = compare("one", P50, rounds_with(random.Random(3), shift=shift, noise=0.02))
     assert found.judgement == judgement
     assert found.ratio.median == pytest.approx(shift, rel=0.03)
     assert found.ratio.low <= shift <= found.ratio.high
 
 
-def test_two_equal_builds_are_seldom_called_worse() -> None:
+def test_two_equal_builds_are_rarely_called_worse() -> None:
     rng = random.Random(11)
     runs = [compare("one", P50, rounds_with(rng, shift=1.0, noise=0.05)).judgement for _ in range(1_000)]
     assert Counter(runs)["worse"] / len(runs) < 0.02
@@ -117,12 +117,12 @@ def test_a_median_above_the_interval_of_a_a_is_worse() -> None:
     assert judge_ratio(interval(1.03, low=1.01, high=1.05), interval(1.0, low=0.98, high=1.02)) == "worse"
 
 
-def test_what_costs_less_than_before_is_not_worse_when_a_a_happened_to_cost_even_less() -> None:
+def test_a_lower_cost_is_not_worse_when_a_a_happened_to_cost_even_less() -> None:
     lucky = interval(0.9, low=0.85, high=0.95)
     assert judge_ratio(interval(0.98, low=0.97, high=0.99), lucky) == "within A/A"
 
 
-def test_what_costs_more_than_before_is_not_better_when_a_a_happened_to_cost_even_more() -> None:
+def test_a_higher_cost_is_not_better_when_a_a_happened_to_cost_even_more() -> None:
     unlucky = interval(1.1, low=1.05, high=1.15)
     assert judge_ratio(interval(1.02, low=1.01, high=1.03), unlucky) == "within A/A"
 
@@ -143,7 +143,7 @@ def test_server_cpu_above_its_limit_fails_even_within_noise() -> None:
     assert not client.failed
 
 
-def test_each_figure_is_read_from_its_own_field() -> None:
+def test_each_metric_is_read_from_its_own_field() -> None:
     arms = {BEFORE: sample(), AFTER: sample(server_us=20, p50_us=300, client_us=20), AGAIN: sample()}
     found = [compare("one", name, dict.fromkeys(range(15), arms)).ratio.median for name in FIGURES]
     assert found == pytest.approx([2, 3, 4])
@@ -156,7 +156,7 @@ def test_a_round_without_all_arms_is_left_out_and_too_few_rounds_judge_nothing()
     assert (found.rounds, found.judgement, found.failed) == (14, "too few rounds", True)
 
 
-def test_a_load_without_a_whole_round_has_no_figures() -> None:
+def test_a_load_without_a_complete_round_has_no_results() -> None:
     with pytest.raises(ValueError, match="no round of one"):
         compare("one", P50, {0: {BEFORE: sample()}})
 
@@ -197,7 +197,7 @@ def test_a_usual_run_has_fifteen_rounds_of_four_loads() -> None:
     ]
 
 
-def test_an_unknown_commit_is_said_and_nothing_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_commit_is_reported_and_nothing_is_started(capsys: pytest.CaptureFixture[str]) -> None:
     assert ab.main(["--before", "no-such-commit", "--quick"]) == 2
     assert capsys.readouterr().err.startswith("ab: ")
 
@@ -233,7 +233,7 @@ def printed(found: Report) -> str:
     return captured.get()
 
 
-def test_a_report_says_what_failed() -> None:
+def test_a_report_lists_failures() -> None:
     found = report([compare("single", SERVER_CPU, rounds_with(random.Random(2), shift=1.2, noise=0.01))])
     text = printed(found)
     assert found.failed

@@ -1,4 +1,4 @@
-"""The parts of the comparison that decide what is said: options, ratios, targets, the region of the document."""
+"""The parts of the comparison that decide its report: options, ratios, targets, the region of the document."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def test_a_target_with_a_ceiling_is_missed_above_it() -> None:
     assert verdict(latency) == "NOT reached"
 
 
-def test_a_target_without_figures_is_neither_reached_nor_missed() -> None:
+def test_a_target_without_results_is_neither_reached_nor_missed() -> None:
     targets = judge({}, reading=None, backlog=None, backlog_messages=1)
     assert {target.reached for target in targets} == {None}
 
 
-def test_reading_and_backlog_are_judged_by_their_own_figures() -> None:
+def test_reading_and_backlog_are_judged_by_their_own_results() -> None:
     fast, level = Spread.of([6e6]), Spread.of([0.89])
     targets = judge({}, reading=fast, backlog=level, backlog_messages=50_000_000)
     assert [target.reached for target in targets[-2:]] == [True, False]
     assert "50,000,000" in targets[-1].text
 
 
-def test_requests_under_way_on_redis_have_a_connection_each() -> None:
+def test_concurrent_redis_requests_have_a_connection_each() -> None:
     mapped = {work.name: as_connections(work) for work in WORKS}
     assert (mapped["batch1000"].connections, mapped["batch1000"].batch) == (4, 1000)
     assert (mapped["connections"].connections, mapped["connections"].batch) == (64, 1)
@@ -94,14 +94,14 @@ def test_counts_are_read_with_their_unit(text: str, count: int) -> None:
     assert read_count(text) == count
 
 
-def test_options_choose_works_and_rivals_in_their_usual_order() -> None:
+def test_options_choose_workloads_and_rivals_in_their_usual_order() -> None:
     options = read_options(["--only", "one,single", "--rivals", "redis,nats-sync", "--rounds", "3"])
     assert [work.name for work in options.works] == ["single", "one"]
     assert options.rivals == ("nats-sync", "redis")
     assert not options.whole
 
 
-def test_only_a_whole_run_may_replace_the_documented_figures() -> None:
+def test_only_a_complete_run_may_replace_the_documented_results() -> None:
     assert Options().whole
     assert not Options(rounds=2).whole
     assert not Options(rivals=()).whole
@@ -113,7 +113,7 @@ def test_an_unknown_rival_is_refused_with_the_known_ones(capsys: pytest.CaptureF
     assert "nats-sync" in capsys.readouterr().err
 
 
-def test_the_document_keeps_its_prose_and_gets_new_figures(tmp_path: Path) -> None:
+def test_the_document_keeps_its_prose_and_gets_new_results(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.md"
     path.write_text(f"before\n{BEGIN}\nold figures\n{END}\nafter\n")
     found = report({"one": {"Avow": {0: sample(per_s=2_000)}, "Redis": {0: sample(per_s=1_000)}}})
@@ -126,7 +126,7 @@ def test_the_document_keeps_its_prose_and_gets_new_figures(tmp_path: Path) -> No
     assert text.count("| Redis | 1,000 (1,000 to 1,000) |") == 1
 
 
-def test_a_document_without_marks_is_refused(tmp_path: Path) -> None:
+def test_a_document_without_markers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.md"
     path.write_text("prose only")
     with pytest.raises(ValueError, match="no region"):
@@ -134,5 +134,5 @@ def test_a_document_without_marks_is_refused(tmp_path: Path) -> None:
     assert path.read_text() == "prose only"
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_missing_measurements_are_reported() -> None:
     assert "Not measured: Redis: there is no redis-server" in as_markdown(report({}))

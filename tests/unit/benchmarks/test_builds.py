@@ -17,7 +17,7 @@ from benchmarks.builds import (
 )
 
 
-def test_a_commit_is_unpacked_as_it_was_and_the_working_tree_is_copied_as_it_is(checkout: Path, tmp_path: Path) -> None:
+def test_a_commit_is_unpacked_and_the_working_tree_is_copied_unchanged(checkout: Path, tmp_path: Path) -> None:
     module = Path("avow") / "__init__.py"
     (checkout / "src" / module).write_text("AGE = 2\n")
     before = unpack_commit(describe_commit("HEAD", root=checkout), tmp_path / "before", root=checkout)
@@ -28,7 +28,7 @@ def test_a_commit_is_unpacked_as_it_was_and_the_working_tree_is_copied_as_it_is(
     prepare_source(after)
 
 
-def test_a_tree_with_uncommitted_files_says_so(checkout: Path) -> None:
+def test_uncommitted_files_are_reported(checkout: Path) -> None:
     clean = describe_tree(root=checkout)
     assert (clean.changed, clean.subject) == (0, "the first")
     (checkout / "src" / "avow" / "new.py").write_text("")

@@ -1,4 +1,4 @@
-"""What Spark's benchmarks conclude from what they saw; they themselves need a JVM."""
+"""How Spark's benchmarks evaluate their measurements; the measurements need a JVM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import spark_plot, spark_results
-from benchmarks.spark_archive import Stretch, books_of
+from benchmarks.spark_archive import Stretch, totals_of
 from benchmarks.spark_latency import phases_of, told
 
 
@@ -20,7 +20,7 @@ def test_a_benchmark_replaces_its_own_results_and_leaves_the_others(tmp_path: Pa
     spark_results.add(None, "spark", {"held": True})
 
 
-def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
+def test_a_chart_is_drawn_from_the_available_results(tmp_path: Path) -> None:
     results = {
         "spark": {"rows_per_s": {"tuples": 1e5, "parquet": 2e6, "queue": 1.9e6, "values": 3e6}},
         "spark-latency": {
@@ -34,15 +34,15 @@ def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_lane_that_was_read_whole_closes_its_books() -> None:
+def test_a_lane_that_was_read_completely_passes_the_audit() -> None:
     parts = [Stretch(1, 1, 5, 5, 5), Stretch(0, 4, 9, 6, 6), Stretch(0, 1, 3, 3, 3)]
-    books = books_of(parts, ends={0: 9, 1: 5}, trimmed=4)
-    assert books.clean
-    assert (books.rows, books.stretches) == (14, 3)
+    totals = totals_of(parts, ends={0: 9, 1: 5}, trimmed=4)
+    assert totals.clean
+    assert (totals.rows, totals.stretches) == (14, 3)
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "expected"),
     [
         ([Stretch(0, 1, 3, 3, 3), Stretch(0, 5, 9, 5, 5)], "lane 0: a hole after 3"),
         ([Stretch(0, 1, 3, 3, 3), Stretch(0, 3, 9, 7, 7)], "lane 0: twice, or not in order after 3"),
@@ -52,8 +52,8 @@ def test_a_lane_that_was_read_whole_closes_its_books() -> None:
         ([Stretch(0, 1, 9, 9, 9), Stretch(7, 1, 1, 1, 1)], "lane 7: read up to 1, and it ends at 0"),
     ],
 )
-def test_what_is_missing_doubled_or_wrong_is_named(parts: list[Stretch], said: str) -> None:
-    assert said in books_of(parts, ends={0: 9}, trimmed=0).faults
+def test_missing_duplicate_and_wrong_messages_are_named(parts: list[Stretch], expected: str) -> None:
+    assert expected in totals_of(parts, ends={0: 9}, trimmed=0).faults
 
 
 def test_a_latency_is_judged_by_its_median(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_every_kind_of_change_counts(tmp_path: Path, change: str) -> None:
     assert found == ["Ground.waiting"]
 
 
-def test_reading_is_no_change(tmp_path: Path) -> None:
+def test_reading_is_not_a_change(tmp_path: Path) -> None:
     reader = """
         def look(state):
             found = state.waiting[0], state.known.get(1), state.end + 1
@@ -157,7 +157,7 @@ def test_an_owner_that_nothing_names_is_every_class_with_such_an_attribute(tmp_p
     assert lane(tmp_path, ground=STATE, first=first, second=second) == ["Ground.end"]
 
 
-def test_a_name_that_stands_for_its_own_part_is_no_riddle(tmp_path: Path) -> None:
+def test_a_variable_reassigned_to_its_own_attribute_is_ignored(tmp_path: Path) -> None:
     walk = "def walk(node):\n    node = node.next\n    node.end = 1\n"
     assert lane(tmp_path, ground=STATE, walk=walk) == []
 
@@ -229,12 +229,12 @@ PASSER = """
 """
 
 
-def test_who_keeps_sends_until_a_sync_is_reported_is_counted(tmp_path: Path) -> None:
+def test_code_that_holds_sends_until_a_sync_is_counted(tmp_path: Path) -> None:
     source = tree(tmp_path, avow__effects=EFFECTS, avow__holder=HOLDER, avow__joiner=JOINER, avow__passer=PASSER)
     assert places_that_wait(source) == ["Holder.drain (avow/holder.py)", "Joiner.drain (avow/joiner.py)"]
 
 
-def test_a_line_of_classes_is_one_place_wherever_its_parts_stand(tmp_path: Path) -> None:
+def test_a_chain_of_classes_counts_once_wherever_its_parts_are(tmp_path: Path) -> None:
     head, _, tail = HOLDER.partition("        def persisted")
     core = "    from avow.ground import Holder\n\n    class Core(Holder):\n        def persisted" + tail
     mutant = (
@@ -244,12 +244,12 @@ def test_a_line_of_classes_is_one_place_wherever_its_parts_stand(tmp_path: Path)
     assert places_that_wait(source) == ["Holder.drain (avow/ground.py)"]
 
 
-def test_who_only_sends_or_only_keeps_account_is_not_counted(tmp_path: Path) -> None:
+def test_code_that_only_sends_or_only_counts_is_not_counted(tmp_path: Path) -> None:
     sender, account = HOLDER.replace("persisted", "released"), HOLDER.replace("Message", "int")
     assert places_that_wait(tree(tmp_path, avow__sender=sender, avow__account=account)) == []
 
 
-def test_sends_that_are_handed_on_in_a_record_are_one_collection(tmp_path: Path) -> None:
+def test_sends_passed_on_in_a_record_are_one_collection(tmp_path: Path) -> None:
     mux = """
         from avow.effects import Effects
 
@@ -267,7 +267,7 @@ def test_sends_that_are_handed_on_in_a_record_are_one_collection(tmp_path: Path)
     assert places_that_wait(tree(tmp_path, avow__effects=EFFECTS, avow__mux=mux)) == []
 
 
-def test_messages_are_known_by_an_alias_too(tmp_path: Path) -> None:
+def test_messages_are_recognized_by_an_alias_too(tmp_path: Path) -> None:
     alias = "    Send = tuple[int, Message]\n" + HOLDER.replace("tuple[int, Message]", "Send")
     assert len(places_that_wait(tree(tmp_path, avow__holder=alias))) == 1
 
@@ -306,7 +306,7 @@ def test_lists_of_codes_that_decide_are_found_by_name_and_in_place(tmp_path: Pat
     assert error_lists(source) == (["avow/guards.py: PASSING"], ["avow/user.py: _RETRIED", "avow/user.py:8"])
 
 
-def test_a_list_that_decides_nothing_or_has_other_words_is_not_counted(tmp_path: Path) -> None:
+def test_a_list_that_decides_nothing_or_holds_other_words_is_not_counted(tmp_path: Path) -> None:
     user = """
         PASSING = {"OFFLINE", "BUSY"}
         PASSING_ONE = {"OFFLINE"}
@@ -377,7 +377,7 @@ def test_the_command_prints_a_column_and_writes_every_place(tmp_path: Path, caps
     assert [row.count for row in column.rows if "sync" in row.title] == [1]
 
 
-def test_a_commit_stands_beside_the_working_tree(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_commit_is_shown_beside_the_working_tree(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree(checkout / "src", avow__effects=EFFECTS, avow__joiner=JOINER)
     assert structure.main(["--before", "HEAD"], root=checkout) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "until a sync" in line)

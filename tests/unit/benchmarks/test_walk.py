@@ -15,19 +15,19 @@ def files(*calls: Call) -> list[str]:
     return [hop.file.removesuffix(".py") for hop in hops_of(calls)]
 
 
-def test_a_call_within_a_file_is_no_hop() -> None:
+def test_a_call_within_a_file_is_not_a_hop() -> None:
     assert files(call("a"), call("a", by=0), call("b", by=1), call("b", by=2)) == ["a", "b"]
 
 
-def test_returning_from_a_call_is_no_hop() -> None:
+def test_returning_from_a_call_is_not_a_hop() -> None:
     assert files(call("a"), call("b", by=0), call("c", by=0)) == ["a", "b", "c"]
 
 
-def test_what_the_event_loop_calls_is_a_hop() -> None:
+def test_a_callback_from_the_event_loop_is_a_hop() -> None:
     assert files(call("a"), call("b", by=0), call("a")) == ["a", "b", "a"]
 
 
-def test_calls_in_a_row_into_a_file_are_one_hop() -> None:
+def test_consecutive_calls_into_a_file_are_one_hop() -> None:
     (_, second) = hops_of([call("a"), call("b", "x", by=0), call("b", "y", by=0), call("b", "x", by=0)])
     assert second == Hop("b.py", ["x", "y"], returns=False)
 
@@ -37,16 +37,16 @@ def test_a_hop_into_a_file_that_was_visited_before_is_a_return() -> None:
     assert [hop.returns for hop in hops] == [False, False, False, True, True]
 
 
-def test_a_question_is_no_hop() -> None:
+def test_a_query_is_not_a_hop() -> None:
     assert files(call("a"), call("b", by=0, changes=False), call("c", by=1, changes=False)) == ["a"]
 
 
-def test_a_call_that_changes_something_by_what_it_calls_is_a_hop() -> None:
+def test_a_call_that_changes_state_indirectly_is_a_hop() -> None:
     calls = [call("a", changes=False), call("b", by=0, changes=False), call("b", by=1, changes=False), call("c", by=2)]
     assert files(*calls) == ["a", "b", "c"]
 
 
-def test_questions_are_counted_among_the_calls() -> None:
+def test_queries_are_counted_as_calls() -> None:
     walk = walk_of([call("a"), call("b", by=0, changes=False), call("c", by=0)], name="tree")
     assert (len(walk.hops), walk.files, walk.returns, walk.calls) == (2, 2, 0, 3)
 

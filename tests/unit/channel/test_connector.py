@@ -1,4 +1,4 @@
-"""The connector: the first connection, pauses between attempts, patience, what ends the attempts."""
+"""The connector: the first connection, pauses between attempts, timeout, what ends the attempts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from avow.channel.transports.socket import Socket, SocketUser
 from avow.errors import NotAuthenticated, Offline
 
 
-def test_an_error_of_the_first_connection_is_raised_as_it_is() -> None:
+def test_an_error_of_the_first_connection_is_raised_unchanged() -> None:
     async def scenario() -> None:
         network = Network(Registry(window_s=10, channels_max=4), lambda channel: None)
         for error in (OSError("refused"), NotAuthenticated("no such token"), Offline("nobody there")):
@@ -45,7 +45,7 @@ def test_a_socket_that_is_lost_before_the_answer_is_replaced() -> None:
     run(scenario)
 
 
-def test_an_end_that_never_answers_is_given_up_after_the_patience() -> None:
+def test_an_end_that_never_answers_is_given_up_after_the_timeout() -> None:
     async def scenario() -> None:
         network = Network(Registry(window_s=10, channels_max=4), lambda channel: None)
         network.deaf = True
@@ -60,7 +60,7 @@ def test_an_end_that_never_answers_is_given_up_after_the_patience() -> None:
     run(scenario)
 
 
-def test_giving_up_the_first_connection_leaves_nothing_open() -> None:
+def test_a_failed_first_connection_leaves_nothing_open() -> None:
     async def scenario() -> None:
         network = Network(Registry(window_s=10, channels_max=4), lambda channel: None)
         network.deaf = True
@@ -73,7 +73,7 @@ def test_giving_up_the_first_connection_leaves_nothing_open() -> None:
     run(scenario)
 
 
-def test_the_first_try_is_at_once_and_pauses_grow_to_a_bound() -> None:
+def test_the_first_attempt_is_immediate_and_pauses_grow_to_a_bound() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         pair = await open_pair(keep={"window_s": 100.0}, rng=lambda: 1.0, patience_s=60.0)
@@ -101,7 +101,7 @@ def test_the_first_try_is_at_once_and_pauses_grow_to_a_bound() -> None:
     run(scenario)
 
 
-def test_a_socket_of_no_use_counts_as_a_try_that_failed() -> None:
+def test_a_useless_socket_counts_as_a_failed_attempt() -> None:
     """A peer that accepts, answers the Hello and dies must not be reconnected to in a tight loop."""
 
     async def scenario() -> None:
@@ -117,7 +117,7 @@ def test_a_socket_of_no_use_counts_as_a_try_that_failed() -> None:
     run(scenario)
 
 
-def test_without_a_socket_for_its_patience_a_channel_ends_and_hands_everything_back() -> None:
+def test_without_a_socket_until_its_timeout_a_channel_ends_and_returns_all_messages() -> None:
     async def scenario() -> None:
         pair = await open_pair(patience_s=20.0, keep={"window_s": 1_000.0})
         pair.near.send(b"one")
@@ -138,7 +138,7 @@ def test_without_a_socket_for_its_patience_a_channel_ends_and_hands_everything_b
     run(scenario)
 
 
-def test_patience_begins_anew_with_each_connection() -> None:
+def test_each_connection_resets_the_timeout() -> None:
     async def scenario() -> None:
         pair = await open_pair(patience_s=10.0, keep={"window_s": 1_000.0}, rng=lambda: 0.5)
         for _ in range(4):
@@ -150,7 +150,7 @@ def test_patience_begins_anew_with_each_connection() -> None:
     run(scenario)
 
 
-def test_a_definite_error_while_dialling_again_ends_the_channel_at_once() -> None:
+def test_a_definite_error_while_reconnecting_ends_the_channel_at_once() -> None:
     async def scenario() -> None:
         pair = await open_pair()
         pair.network.errors.append(NotAuthenticated("the token is not known any more; nothing was done"))
@@ -177,7 +177,7 @@ def test_a_restarted_other_end_does_not_know_the_channel() -> None:
     run(scenario)
 
 
-def test_closing_while_dialling_ends_the_dialling() -> None:
+def test_closing_while_connecting_ends_the_attempt() -> None:
     async def scenario() -> None:
         pair = await open_pair(patience_s=60.0)
         pair.network.errors += [OSError("unplugged")] * 1_000
@@ -192,7 +192,7 @@ def test_closing_while_dialling_ends_the_dialling() -> None:
     run(scenario)
 
 
-def test_a_dial_that_is_broken_is_reported() -> None:
+def test_a_failing_connect_function_is_reported() -> None:
     reported: list[dict[str, object]] = []
 
     async def scenario() -> None:

@@ -17,7 +17,7 @@ from avow.errors import Busy, ChannelFailed, InvalidRequest, UnknownQueue
 # ---------------------------------------------------------------------- sending
 
 
-def test_what_is_sent_in_one_turn_leaves_in_one_packet_and_is_not_copied() -> None:
+def test_messages_of_one_turn_leave_in_one_packet_without_a_copy() -> None:
     async def scenario() -> None:
         pair = await open_pair()
         values = [b"value %d" % number for number in range(100)]
@@ -69,7 +69,7 @@ def test_a_commit_callback_is_called_once_on_the_ack_of_a_newer_commit() -> None
     run(scenario)
 
 
-def test_a_cancelled_wait_neither_cancels_the_commit_nor_stays_behind() -> None:
+def test_a_cancelled_wait_does_not_cancel_the_commit_and_leaves_nothing() -> None:
     async def scenario() -> None:
         ids: list[int] = []
         pair = await open_pair(begin=lambda channel: setattr(channel, "on_commit", ids.append))
@@ -86,7 +86,7 @@ def test_a_cancelled_wait_neither_cancels_the_commit_nor_stays_behind() -> None:
     run(scenario)
 
 
-def test_many_waits_end_in_the_order_of_their_commits() -> None:
+def test_waits_end_in_the_order_of_their_commits() -> None:
     async def scenario() -> None:
         ids: list[int] = []
         pair = await open_pair(begin=lambda channel: setattr(channel, "on_commit", ids.append))
@@ -113,7 +113,7 @@ def test_many_waits_end_in_the_order_of_their_commits() -> None:
     run(scenario)
 
 
-def test_a_suspended_sender_is_told_once_when_it_may_go_on() -> None:
+def test_a_suspended_sender_is_resumed_once() -> None:
     async def scenario() -> None:
         ids: list[int] = []
         pair = await open_pair(
@@ -138,7 +138,7 @@ def test_a_suspended_sender_is_told_once_when_it_may_go_on() -> None:
     run(scenario)
 
 
-def test_no_resume_is_told_when_another_hook_has_filled_the_channel_again() -> None:
+def test_resume_is_not_called_when_another_hook_has_filled_the_channel_again() -> None:
     async def scenario() -> None:
         pair = await open_pair(bounds=Bounds(pending_count=10))
         pair.far.on_messages = lambda values: None
@@ -163,7 +163,7 @@ def test_no_resume_is_told_when_another_hook_has_filled_the_channel_again() -> N
 # ---------------------------------------------------------------------- receiving
 
 
-def test_without_hooks_a_commit_is_acknowledged_when_all_it_covers_was_taken_out() -> None:
+def test_without_hooks_a_commit_is_acknowledged_when_its_messages_were_taken() -> None:
     async def scenario() -> None:
         pair = await open_pair()
         for value in (b"one", b"two", b"three"):
@@ -182,7 +182,7 @@ def test_without_hooks_a_commit_is_acknowledged_when_all_it_covers_was_taken_out
     run(scenario)
 
 
-def test_a_hook_set_late_gets_first_what_lies_in_the_inbox() -> None:
+def test_a_hook_that_is_set_late_first_gets_the_inbox() -> None:
     async def scenario() -> None:
         pair = await open_pair()
         pair.near.send(b"one")
@@ -200,7 +200,7 @@ def test_a_hook_set_late_gets_first_what_lies_in_the_inbox() -> None:
     run(scenario)
 
 
-def test_a_commit_comes_to_its_hook_after_what_it_covers() -> None:
+def test_the_commit_hook_is_called_after_the_messages_it_covers() -> None:
     async def scenario() -> None:
         seen: list[object] = []
 
@@ -220,7 +220,7 @@ def test_a_commit_comes_to_its_hook_after_what_it_covers() -> None:
     run(scenario)
 
 
-def test_commits_that_nobody_takes_do_not_pile_up() -> None:
+def test_unread_commits_do_not_accumulate() -> None:
     async def scenario() -> None:
         pair = await open_pair()
         pair.near.send(b"one")
@@ -259,7 +259,7 @@ def test_iteration_ends_with_a_close_and_raises_after_a_failure() -> None:
 # ---------------------------------------------------------------------- the end
 
 
-def test_closing_hands_back_what_no_acknowledged_commit_covers() -> None:
+def test_closing_returns_the_messages_that_no_acknowledged_commit_covers() -> None:
     async def scenario() -> None:
         pair = await open_pair()
         ends: list[ChannelFailed | None] = []
@@ -310,7 +310,7 @@ def test_every_wait_ends_with_the_channel() -> None:
     run(scenario)
 
 
-def test_an_error_of_avow_in_a_hook_refuses_and_names_itself_to_the_other_end() -> None:
+def test_an_avow_error_in_a_hook_refuses_and_is_sent_to_the_other_end() -> None:
     async def scenario() -> None:
         def refuse(values: Sequence[memoryview]) -> None:
             raise UnknownQueue("there is no queue of that name; nothing was stored")
@@ -358,7 +358,7 @@ def test_a_hook_that_fails_ends_the_channel_and_is_reported(hook: str) -> None:
     assert [type(context["exception"]) for context in reported] == [ZeroDivisionError]
 
 
-def test_an_application_that_gave_up_gets_nothing_more_of_what_had_come() -> None:
+def test_after_giving_up_an_application_gets_no_more_received_messages() -> None:
     async def scenario() -> None:
         seen: list[bytes] = []
 
@@ -383,7 +383,7 @@ def test_an_application_that_gave_up_gets_nothing_more_of_what_had_come() -> Non
 # ---------------------------------------------------------------------- sockets
 
 
-def test_a_lost_socket_loses_and_doubles_nothing() -> None:
+def test_a_lost_socket_loses_and_duplicates_nothing() -> None:
     async def scenario() -> None:
         seen: list[bytes] = []
         pair = await open_pair(
@@ -427,7 +427,7 @@ def test_a_newer_socket_fences_the_older() -> None:
     run(scenario)
 
 
-def test_acknowledging_what_never_came_is_the_applications_error() -> None:
+def test_acknowledging_a_message_that_never_arrived_is_an_application_error() -> None:
     async def scenario() -> None:
         pair = await open_pair()
         with pytest.raises(InvalidRequest):

@@ -25,7 +25,7 @@ class WatchedStore(MemoryStore):
         super().append(number, values)
 
 
-def test_a_store_has_a_message_before_a_socket_has_it_and_until_it_is_acknowledged() -> None:
+def test_a_store_holds_a_message_from_before_it_is_sent_until_it_is_acknowledged() -> None:
     async def scenario() -> None:
         store = WatchedStore()
         pair = await open_pair(store=store)
@@ -57,7 +57,7 @@ def test_a_store_has_a_message_before_a_socket_has_it_and_until_it_is_acknowledg
     run(scenario)
 
 
-def test_what_a_store_cannot_keep_is_not_sent() -> None:
+def test_a_message_that_the_store_cannot_keep_is_not_sent() -> None:
     reported: list[dict[str, Any]] = []
 
     async def scenario() -> None:

@@ -77,7 +77,7 @@ def test_the_bytes_of_the_others_are_those_of_the_document() -> None:
     assert FRAMES["end"] == struct.pack("<BBQQHH", 5, 8, 2, 11, 13, len(text)) + b"UNKNOWN_QUEUE" + text
 
 
-def test_the_codes_of_an_end_are_those_of_the_document() -> None:
+def test_the_end_codes_are_those_of_the_document() -> None:
     names = "CLOSED ABORTED UNKNOWN_CHANNEL EXPIRED IMPOSSIBLE PROTOCOL CAP_EXCEEDED FENCED REFUSED MOVED GOING"
     assert [code.name for code in sorted(EndCode)] == names.split()
     assert list(map(int, sorted(EndCode))) == list(range(11))
@@ -92,7 +92,7 @@ def test_values_are_slices_of_the_packet_and_not_copies() -> None:
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-def test_a_frame_cut_short_anywhere_is_malformed(kind: str) -> None:
+def test_a_truncated_frame_is_malformed(kind: str) -> None:
     whole = FRAMES[kind]
     for size in range(1, len(whole)):
         with pytest.raises(Malformed):
@@ -100,7 +100,7 @@ def test_a_frame_cut_short_anywhere_is_malformed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-def test_frames_before_one_that_is_cut_short_are_given_out(kind: str) -> None:
+def test_frames_before_a_truncated_one_are_returned(kind: str) -> None:
     frames = read_packet(ack_bytes(1) + FRAMES[kind][:-1])
     assert next(frames) == Ack(1)
     with pytest.raises(Malformed):
@@ -113,19 +113,19 @@ def test_an_unknown_kind_is_named_with_its_place(kind: int) -> None:
         list(read_packet(ack_bytes(1) + bytes([kind])))
 
 
-def test_a_hello_of_something_else_has_another_magic() -> None:
+def test_a_hello_of_another_protocol_has_another_magic() -> None:
     with pytest.raises(BadMagic):
         list(read_packet(hello_bytes(HELLO).replace(b"AvCh", b"AvCx")))
 
 
-def test_a_hello_of_another_version_is_not_read() -> None:
+def test_a_hello_of_another_version_is_refused() -> None:
     changed = bytearray(hello_bytes(HELLO))
     changed[5] = 2
     with pytest.raises(UnknownVersion):
         list(read_packet(changed))
 
 
-def test_flags_that_are_not_known_yet_are_ignored() -> None:
+def test_unknown_flags_are_ignored() -> None:
     changed = bytearray(hello_bytes(HELLO))
     changed[6] = 0b1111_1110
     (frame,) = read_packet(changed)
@@ -151,12 +151,12 @@ TOO_HIGH = NUMBER_MAX + 1
         ack_bytes((1 << 64) - 1),
     ],
 )
-def test_a_number_that_a_browser_cannot_count_to_is_malformed(packet: bytes) -> None:
+def test_a_number_too_large_for_javascript_is_malformed(packet: bytes) -> None:
     with pytest.raises(CountOverflow):
         list(read_packet(packet))
 
 
-def test_the_highest_number_is_read() -> None:
+def test_the_highest_number_can_be_read() -> None:
     assert plain(commit_bytes(NUMBER_MAX, NUMBER_MAX)) == [Commit(NUMBER_MAX, NUMBER_MAX)]
 
 
@@ -165,7 +165,7 @@ def test_data_without_a_message_is_malformed() -> None:
         list(read_packet(struct.pack("<BQI", 2, 1, 0)))
 
 
-def test_a_count_beyond_the_packet_is_found_before_anything_is_made_of_it() -> None:
+def test_a_count_beyond_the_packet_is_detected_before_it_is_used() -> None:
     with pytest.raises(CountOverflow):
         list(read_packet(struct.pack("<BQI", 2, 1, (1 << 32) - 1)))
 
@@ -175,30 +175,30 @@ def test_values_beyond_the_packet_are_malformed() -> None:
         list(read_packet(struct.pack("<BQI2I", 2, 1, 2, 4, 4) + b"1234567"))
 
 
-def test_a_value_above_the_limit_is_malformed_even_if_it_is_not_there() -> None:
+def test_a_value_size_above_the_limit_is_malformed_even_without_the_value() -> None:
     with pytest.raises(CountOverflow):
         list(read_packet(struct.pack("<BQII", 2, 1, 1, CHANNEL_VALUE_SIZE_BYTES_MAX + 1)))
 
 
-def test_a_long_text_of_an_end_is_cut_and_can_still_be_read() -> None:
+def test_a_long_end_text_is_truncated_and_still_readable() -> None:
     (frame,) = read_packet(end_bytes(End(1, text="ä" * 5_000)))
     assert isinstance(frame, End)
     assert frame.text == "ä" * 2_048
 
 
-def test_a_text_cut_within_a_character_can_still_be_read() -> None:
+def test_a_text_truncated_within_a_character_can_still_be_read() -> None:
     (frame,) = read_packet(end_bytes(End(1, text="€" * 5_000)))
     assert isinstance(frame, End)
     assert frame.text == "€" * 1_365 + "\ufffd"
 
 
-def test_a_text_that_is_not_unicode_is_sent_as_far_as_it_is() -> None:
+def test_a_text_is_sent_up_to_the_first_character_that_is_not_unicode() -> None:
     (frame,) = read_packet(end_bytes(End(1, name="\ud800", text="a\udcffb")))
     assert isinstance(frame, End)
     assert (frame.name, frame.text) == ("?", "a?b")
 
 
-def test_bytes_that_are_not_a_text_are_replaced() -> None:
+def test_bytes_that_are_not_text_are_replaced() -> None:
     (frame,) = read_packet(struct.pack("<BBQQHH", 5, 1, 0, 0, 1, 1) + b"\xff\xfe")
     assert isinstance(frame, End)
     assert (frame.name, frame.text) == ("\ufffd", "\ufffd")
@@ -219,12 +219,12 @@ def test_bytes_that_are_not_a_text_are_replaced() -> None:
         fresh=st.booleans(),
     )
 )
-def test_every_hello_reads_as_it_was_written(hello: Hello) -> None:
+def test_every_hello_is_read_back_unchanged(hello: Hello) -> None:
     assert plain(hello_bytes(hello)) == [hello]
 
 
 @given(NUMBERS, st.lists(st.binary(max_size=40), min_size=1, max_size=20))
-def test_every_message_reads_as_it_was_written(first: int, values: list[bytes]) -> None:
+def test_every_message_is_read_back_unchanged(first: int, values: list[bytes]) -> None:
     assert plain(b"".join(data_parts(first, values))) == [(first, values)]
 
 
@@ -237,7 +237,7 @@ def test_any_bytes_are_frames_or_malformed(packet: bytes) -> None:
 
 
 @given(st.sampled_from(tuple(FRAMES.values())), st.integers(0, 400), st.integers(0, 255))
-def test_a_changed_byte_is_another_frame_or_malformed(packet: bytes, at: int, byte: int) -> None:
+def test_a_changed_byte_gives_another_frame_or_is_malformed(packet: bytes, at: int, byte: int) -> None:
     changed = bytearray(packet)
     changed[at % len(changed)] = byte
     try:

@@ -12,7 +12,7 @@ def incoming(*, cap_count: int = 10, cap_bytes: int = 10_000) -> Incoming:
     return Incoming(cap_count=cap_count, cap_bytes=cap_bytes)
 
 
-def test_messages_come_one_after_another() -> None:
+def test_messages_must_be_consecutive() -> None:
     received = incoming()
     assert received.data(1, 2, 20) == ""
     assert received.data(3, 1, 5) == ""
@@ -55,7 +55,7 @@ def test_ids_may_be_skipped() -> None:
     assert received.commit(19, 0) == ""
 
 
-def test_an_ack_of_the_newest_commit_leaves_nothing_owed() -> None:
+def test_an_ack_of_the_newest_commit_leaves_nothing_unacknowledged() -> None:
     received = incoming()
     received.commit(1, 0)
     received.data(1, 1, 1)
@@ -64,7 +64,7 @@ def test_an_ack_of_the_newest_commit_leaves_nothing_owed() -> None:
     assert (received.acked, received.owing) == (2, False)
 
 
-def test_an_ack_of_an_older_commit_leaves_the_newer_one_owed() -> None:
+def test_an_ack_of_an_older_commit_leaves_the_newer_one_unacknowledged() -> None:
     received = incoming()
     received.data(1, 1, 1)
     received.commit(1, 1)
@@ -74,7 +74,7 @@ def test_an_ack_of_an_older_commit_leaves_the_newer_one_owed() -> None:
     assert (received.acked, received.owing) == (1, True)
 
 
-def test_an_ack_of_an_older_commit_at_the_same_place_leaves_the_newer_one_owed() -> None:
+def test_an_ack_of_an_older_commit_at_the_same_place_leaves_the_newer_one_unacknowledged() -> None:
     received = incoming()
     received.commit(1, 0)
     received.commit(2, 0)
@@ -84,7 +84,7 @@ def test_an_ack_of_an_older_commit_at_the_same_place_leaves_the_newer_one_owed()
     assert not received.owing
 
 
-def test_an_ack_again_or_of_an_older_commit_is_harmless() -> None:
+def test_a_repeated_or_older_ack_is_harmless() -> None:
     received = incoming()
     received.commit(1, 0)
     received.commit(2, 0)
@@ -95,7 +95,7 @@ def test_an_ack_again_or_of_an_older_commit_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("commit_id", [-1, 0, 2, 4])
-def test_what_was_never_delivered_cannot_be_acknowledged(commit_id: int) -> None:
+def test_an_undelivered_message_cannot_be_acknowledged(commit_id: int) -> None:
     received = incoming()
     assert not received.ack(commit_id)
     received.data(1, 1, 1)
@@ -104,7 +104,7 @@ def test_what_was_never_delivered_cannot_be_acknowledged(commit_id: int) -> None
     assert (received.acked, received.owing) == (0, True)
 
 
-def test_commits_at_the_same_place_take_no_room() -> None:
+def test_commits_at_the_same_place_take_no_memory() -> None:
     received = incoming()
     for commit_id in range(1, 1_001):
         received.commit(commit_id, 0)
@@ -124,7 +124,7 @@ def test_the_cap_counts_messages_beyond_the_last_acknowledged_commit() -> None:
     assert not received.takes(3, 0)
 
 
-def test_the_cap_counts_bytes_and_what_an_empty_message_costs() -> None:
+def test_the_cap_counts_bytes_and_the_overhead_of_empty_messages() -> None:
     received = incoming(cap_bytes=100 + 2 * VALUE_OVERHEAD_BYTES)
     received.data(1, 1, 60)
     received.commit(1, 1)
@@ -135,7 +135,7 @@ def test_the_cap_counts_bytes_and_what_an_empty_message_costs() -> None:
     assert not received.takes(2, 101)
 
 
-def test_asking_whether_more_is_taken_takes_nothing() -> None:
+def test_checking_for_room_reserves_nothing() -> None:
     received = incoming(cap_count=1)
     assert not received.takes(2, 0)
     assert received.received_to == 0

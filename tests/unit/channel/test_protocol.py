@@ -41,7 +41,7 @@ def heard(end: Core) -> list[object]:
 # ------------------------------------------------------------------ S1, S2, S4
 
 
-def test_a_commit_is_delivered_after_what_was_sent_before_it_and_before_what_was_sent_after() -> None:
+def test_a_commit_is_delivered_between_the_messages_before_and_after_it() -> None:
     pair = Pair().connect()
     pair.left.send(b"a")
     pair.left.commit()
@@ -86,7 +86,7 @@ def test_both_directions_are_independent() -> None:
     assert heard(pair.right) == [b"to the right", (1, 1)]
 
 
-def test_sending_goes_on_while_a_commit_is_outstanding() -> None:
+def test_sending_continues_while_a_commit_is_outstanding() -> None:
     pair = Pair().connect().quiet()
     pair.left.send(b"a")
     pair.left.commit()
@@ -97,7 +97,7 @@ def test_sending_goes_on_while_a_commit_is_outstanding() -> None:
     assert pair.left.non_acked_message_count == 2
 
 
-def test_the_ack_of_a_superseded_commit_releases_what_that_one_covers() -> None:
+def test_the_ack_of_a_superseded_commit_releases_the_messages_it_covers() -> None:
     pair = Pair().connect().quiet()
     for _ in range(3):
         pair.left.send(b"a")
@@ -109,7 +109,7 @@ def test_the_ack_of_a_superseded_commit_releases_what_that_one_covers() -> None:
     assert pair.left.non_acked_message_count == 1
 
 
-def test_of_several_acks_in_one_turn_only_the_newest_travels() -> None:
+def test_only_the_newest_of_several_acks_in_one_turn_is_sent() -> None:
     pair = Pair().connect().quiet()
     for _ in range(3):
         pair.left.send(b"a")
@@ -128,12 +128,12 @@ def test_an_ack_overtakes_data_that_waits() -> None:
         pair.right.send(bytes(100))
     packet_of(pair.right, 100)
     pair.right.ack_commit(1)
-    said = frames_of(pair.right, 100)
-    assert said[0] == Ack(1)
-    assert isinstance(said[1], Data)
+    written = frames_of(pair.right, 100)
+    assert written[0] == Ack(1)
+    assert isinstance(written[1], Data)
 
 
-def test_ids_go_on_after_the_last_commit_of_an_earlier_channel() -> None:
+def test_ids_continue_after_the_last_commit_of_an_earlier_channel() -> None:
     pair = Pair(core(last_commit=40)).connect().quiet()
     assert pair.left.commit() == 41
     pair.flow()
@@ -147,7 +147,7 @@ def test_ids_go_on_after_the_last_commit_of_an_earlier_channel() -> None:
 # ------------------------------------------------------------------ R1
 
 
-def test_messages_are_delivered_while_an_ack_is_owed() -> None:
+def test_messages_are_delivered_while_an_ack_is_outstanding() -> None:
     pair = Pair().connect().quiet()
     pair.left.commit()
     pair.flow()
@@ -170,7 +170,7 @@ def test_acking_twice_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("commit_id", [-1, 0, 2])
-def test_acking_what_was_never_delivered_is_the_applications_error(commit_id: int) -> None:
+def test_acking_an_undelivered_message_is_an_application_error(commit_id: int) -> None:
     pair = Pair().connect()
     pair.left.commit()
     pair.flow()
@@ -216,7 +216,7 @@ def test_a_suspended_sender_still_commits() -> None:
     assert heard(pair.right) == [b"a", (1, 1), (2, 1)]
 
 
-def test_the_limit_counts_bytes_and_what_an_empty_message_costs() -> None:
+def test_the_limit_counts_bytes_and_the_overhead_of_empty_messages() -> None:
     end = core(pending_bytes=2 * VALUE_OVERHEAD_BYTES + 10)
     end.send(bytes(5))
     assert not end.suspended
@@ -261,7 +261,7 @@ def test_a_sender_resumes_at_half_the_bytes_too() -> None:
         assert pair.left.suspended == suspended
 
 
-def test_two_suspended_ends_do_not_wait_for_each_other() -> None:
+def test_two_suspended_ends_do_not_deadlock() -> None:
     pair = Pair(core(pending_count=2), core(initiator=False, pending_count=2)).connect()
     for end in (pair.left, pair.right):
         end.send(b"a")
@@ -276,7 +276,7 @@ def test_two_suspended_ends_do_not_wait_for_each_other() -> None:
     assert not pair.right.suspended
 
 
-def test_a_sender_may_begin_before_it_has_heard_what_the_other_end_takes() -> None:
+def test_a_sender_may_send_before_it_knows_the_other_ends_cap() -> None:
     end = core(pending_count=100_000)
     for _ in range(CAP_COUNT):
         end.send(b"")
@@ -302,7 +302,7 @@ def test_a_limit_in_bytes_leaves_room_for_one_message_of_any_size_below_the_cap(
     assert end.statistics()["pending_bytes"] <= CAP_BYTES  # type: ignore[operator]
 
 
-def test_what_waits_is_committed_when_the_other_end_takes_less_than_before() -> None:
+def test_waiting_messages_are_committed_when_the_other_end_lowers_its_cap() -> None:
     end = core(pending_count=100_000)
     generation = end.socket()
     packet_of(end)
@@ -326,7 +326,7 @@ def test_a_message_that_is_too_large_is_refused_and_not_sent() -> None:
     assert end.non_acked_message_count == 0
 
 
-def test_no_packet_is_larger_than_a_socket_takes() -> None:
+def test_no_packet_exceeds_the_socket_limit() -> None:
     """Regression: a large message after a commit made the packet too large for any socket."""
     pair = Pair(core(pending_bytes=1 << 40)).connect()
     pair.left.send(bytes(65_500))
@@ -339,7 +339,7 @@ def test_no_packet_is_larger_than_a_socket_takes() -> None:
 # ------------------------------------------------------------------ sending again
 
 
-def test_messages_of_a_failed_channel_go_under_the_same_commit_ids() -> None:
+def test_messages_of_a_failed_channel_are_resent_under_the_same_commit_ids() -> None:
     old = core()
     for value in (b"a", b"b"):
         old.send(value)
@@ -356,7 +356,7 @@ def test_messages_of_a_failed_channel_go_under_the_same_commit_ids() -> None:
     assert pair.left.commit() == 9
 
 
-def test_a_full_channel_is_sent_again_whole_with_the_commit_it_made_itself() -> None:
+def test_a_full_channel_is_resent_with_its_automatic_commit() -> None:
     old = core(pending_count=3)
     old.send(b"a")
     old.commit()
@@ -370,7 +370,7 @@ def test_a_full_channel_is_sent_again_whole_with_the_commit_it_made_itself() -> 
     assert heard(pair.right) == [b"a", (1, 1), b"b", b"c", (2, 3)]
 
 
-def test_more_than_fits_is_not_sent_again_at_all() -> None:
+def test_pending_messages_that_exceed_the_limit_are_not_resent() -> None:
     """Regression: part of it was sent."""
     pending = [Pending(number, b"a", "unknown", 1) for number in range(1, 4)]
     end = core(pending_count=2)
@@ -383,7 +383,7 @@ def test_more_than_fits_is_not_sent_again_at_all() -> None:
     assert end.non_acked_message_count == 0
 
 
-def test_who_allows_itself_more_than_every_receiver_takes_sends_again_once_connected() -> None:
+def test_a_sender_with_a_limit_above_every_cap_resends_once_connected() -> None:
     pending = [Pending(number, b"", "unknown", 1) for number in range(1, CAP_COUNT + 2)]
     pair = Pair(core(pending_count=100_000), core(initiator=False, cap_count=2 * CAP_COUNT))
     with pytest.raises(Busy):
@@ -394,7 +394,7 @@ def test_who_allows_itself_more_than_every_receiver_takes_sends_again_once_conne
     assert pair.right.statistics()["received_to"] == CAP_COUNT + 1
 
 
-def test_nothing_is_sent_again_on_a_channel_that_is_over() -> None:
+def test_nothing_is_resent_on_an_ended_channel() -> None:
     end = core()
     end.end(EndCode.ABORTED)
     with pytest.raises(ChannelFailed):
@@ -416,17 +416,17 @@ def test_nothing_is_sent_again_on_a_channel_that_is_over() -> None:
         Bounds(cap_bytes=1 << 32),
     ],
 )
-def test_bounds_that_no_channel_can_keep_are_refused(bounds: Bounds) -> None:
+def test_impossible_limits_are_refused(bounds: Bounds) -> None:
     with pytest.raises(InvalidRequest, match="the channel was not opened"):
         check_bounds(bounds)
 
 
-def test_the_widest_bounds_can_be_said_in_a_hello() -> None:
+def test_the_widest_limits_fit_in_a_hello() -> None:
     end = core(cap_count=(1 << 32) - 1, cap_bytes=(1 << 32) - 1)
     end.socket()
-    (said,) = frames_of(end)
-    assert isinstance(said, Hello)
-    assert said.cap_bytes == (1 << 32) - 1
+    (written,) = frames_of(end)
+    assert isinstance(written, Hello)
+    assert written.cap_bytes == (1 << 32) - 1
 
 
 def test_the_initiator_learns_the_window() -> None:
@@ -434,7 +434,7 @@ def test_the_initiator_learns_the_window() -> None:
     assert (pair.left.window_s, pair.right.window_s) == (30, 30)
 
 
-def test_statistics_say_where_both_directions_stand() -> None:
+def test_statistics_show_both_directions() -> None:
     pair = Pair().connect()
     pair.left.send(b"abc")
     pair.left.commit()

@@ -31,9 +31,9 @@ def fates(event: Ended) -> list[str]:
 
 
 def last_word(end: Core) -> End:
-    (said,) = frames_of(end)
-    assert isinstance(said, End)
-    return said
+    (frame,) = frames_of(end)
+    assert isinstance(frame, End)
+    return frame
 
 
 def half_arrived() -> Pair:
@@ -52,7 +52,7 @@ def half_arrived() -> Pair:
 
 
 @pytest.mark.parametrize("code", TOLD)
-def test_an_end_is_told_to_the_other_end_with_its_reason(code: EndCode) -> None:
+def test_an_end_is_sent_to_the_other_end_with_its_reason(code: EndCode) -> None:
     pair = Pair().connect().quiet()
     pair.left.end(code, name="WHY", text="because")
     assert ended(pair.left) == Ended(code, "WHY", "because", False, [])
@@ -87,7 +87,7 @@ def test_after_the_end_nothing_can_be_sent_or_committed() -> None:
         end.commit()
 
 
-def test_after_the_end_nothing_is_heard() -> None:
+def test_after_the_end_nothing_is_received() -> None:
     pair = Pair().connect().quiet()
     pair.left.end(EndCode.ABORTED)
     pair.left.take_events()
@@ -105,20 +105,20 @@ def test_the_last_packet_is_the_end_and_there_is_no_other() -> None:
     assert pair.left.packet() == []
 
 
-def test_without_a_socket_nobody_is_told() -> None:
+def test_without_a_socket_the_end_is_not_sent() -> None:
     pair = Pair().connect()
     pair.cut()
     pair.left.end(EndCode.ABORTED)
     assert pair.left.packet() == []
 
 
-def test_frames_behind_an_end_are_not_heard() -> None:
+def test_frames_after_an_end_are_ignored() -> None:
     pair = Pair().connect().quiet()
     pair.right.received(1, end_bytes(End(EndCode.ABORTED)) + data(1))
     assert [type(event) for event in pair.right.take_events()] == [Ended]
 
 
-def test_a_code_that_is_not_known_here_is_an_abort() -> None:
+def test_an_unknown_end_code_is_an_abort() -> None:
     pair = Pair().connect().quiet()
     pair.right.received(1, end_bytes(End(99, name="NEW")))
     event = ended(pair.right)
@@ -160,7 +160,7 @@ def test_a_reason_that_is_not_unicode_does_not_keep_a_channel_alive() -> None:
         "a commit again",
     ],
 )
-def test_a_frame_that_breaks_the_rules_ends_the_channel_and_hands_back_what_is_pending(packet: bytes) -> None:
+def test_a_frame_that_violates_the_protocol_ends_the_channel_and_returns_pending_messages(packet: bytes) -> None:
     for end in (Pair().connect().left, Pair().connect().right):
         end.send(b"mine")
         end.take_events()
@@ -171,7 +171,7 @@ def test_a_frame_that_breaks_the_rules_ends_the_channel_and_hands_back_what_is_p
         assert last_word(end).code == EndCode.PROTOCOL
 
 
-def test_what_came_before_a_broken_frame_was_delivered_and_is_told_so() -> None:
+def test_messages_before_a_broken_frame_are_delivered_and_reported_as_delivered() -> None:
     pair = Pair().connect().quiet()
     pair.right.received(1, data(1, b"good") + b"\xff")
     first, second = pair.right.take_events()
@@ -187,8 +187,8 @@ def test_more_messages_than_the_cap_end_the_channel_and_none_of_them_is_delivere
     assert [type(event) for event in pair.right.take_events()] == [Messages]
     pair.right.received(1, data(CAP_COUNT + 1))
     assert [type(event) for event in pair.right.take_events()] == [Ended]
-    said = last_word(pair.right)
-    assert (said.code, said.received_to) == (EndCode.CAP_EXCEEDED, CAP_COUNT)
+    frame = last_word(pair.right)
+    assert (frame.code, frame.received_to) == (EndCode.CAP_EXCEEDED, CAP_COUNT)
 
 
 def test_more_bytes_than_the_cap_end_the_channel() -> None:
@@ -209,10 +209,10 @@ def test_an_ack_makes_room_below_the_cap() -> None:
     assert not pair.right.ended
 
 
-# ------------------------------------------------------------------ what is handed back
+# ------------------------------------------------------------------ pending messages at the end
 
 
-def test_everything_pending_is_handed_back_in_order_with_its_commit() -> None:
+def test_pending_messages_are_returned_in_order_with_their_commits() -> None:
     pair = Pair().connect()
     for value in (b"a", b"b", b"c"):
         pair.left.send(value)
@@ -226,13 +226,13 @@ def test_everything_pending_is_handed_back_in_order_with_its_commit() -> None:
     assert ended(pair.left).pending == [Pending(2, b"b", "unknown", 2), Pending(3, b"c", "unknown", 0)]
 
 
-def test_who_gives_up_knows_only_what_the_other_end_has_said() -> None:
+def test_giving_up_uses_only_what_the_other_end_reported() -> None:
     pair = half_arrived()
     pair.left.end(EndCode.ABORTED)
     assert fates(ended(pair.left)) == ["unknown", "unknown", "unsent"]
 
 
-def test_a_hello_tells_what_was_delivered() -> None:
+def test_a_hello_reports_what_was_delivered() -> None:
     pair = half_arrived()
     generation = pair.left.socket()
     packet_of(pair.left)
@@ -241,14 +241,14 @@ def test_a_hello_tells_what_was_delivered() -> None:
     assert fates(ended(pair.left)) == ["delivered", "unknown", "unsent"]
 
 
-def test_a_last_word_leaves_nothing_unknown() -> None:
+def test_an_end_frame_leaves_nothing_unknown() -> None:
     pair = half_arrived()
     generation = pair.left.socket()
     pair.left.received(generation, end_bytes(End(EndCode.EXPIRED, received_to=1)))
     assert fates(ended(pair.left)) == ["delivered", "unsent", "unsent"]
 
 
-def test_an_end_that_has_forgotten_the_channel_tells_nothing() -> None:
+def test_an_end_from_a_peer_that_forgot_the_channel_reports_nothing() -> None:
     pair = half_arrived()
     generation = pair.left.socket()
     pair.left.received(generation, end_bytes(End(EndCode.UNKNOWN_CHANNEL)))
@@ -258,14 +258,14 @@ def test_an_end_that_has_forgotten_the_channel_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize("received_to", [3, 1 << 50])
-def test_a_last_word_that_cannot_be_is_not_believed(received_to: int) -> None:
+def test_an_impossible_end_frame_is_not_believed(received_to: int) -> None:
     pair = half_arrived()
     generation = pair.left.socket()
     pair.left.received(generation, end_bytes(End(EndCode.EXPIRED, acked=7, received_to=received_to)))
     assert fates(ended(pair.left)) == ["unknown", "unknown", "unsent"]
 
 
-def test_the_ack_in_a_last_word_completes_its_commit_and_releases_what_it_covers() -> None:
+def test_the_ack_in_an_end_frame_completes_its_commit() -> None:
     pair = Pair().connect()
     pair.left.send(b"a")
     pair.left.commit()
@@ -281,7 +281,7 @@ def test_the_ack_in_a_last_word_completes_its_commit_and_releases_what_it_covers
     assert [(one.value, one.fate) for one in event.pending] == [(b"b", "unsent")]
 
 
-def test_both_ends_get_their_own_messages_back() -> None:
+def test_both_ends_get_their_own_pending_messages_back() -> None:
     pair = Pair().connect()
     pair.left.send(b"left")
     pair.right.send(b"right")

@@ -26,9 +26,9 @@ from avow.channel.protocol.states import Link
 
 
 def greeting_of(end: Core) -> Hello:
-    (said,) = frames_of(end)
-    assert isinstance(said, Hello)
-    return said
+    (frame,) = frames_of(end)
+    assert isinstance(frame, Hello)
+    return frame
 
 
 def data(first: int, *values: bytes) -> bytes:
@@ -49,7 +49,7 @@ def sent_and_lost(count: int = 2) -> Pair:
 # ------------------------------------------------------------------ Hello
 
 
-def test_nothing_but_a_hello_is_said_before_the_other_end_was_heard() -> None:
+def test_only_a_hello_is_sent_before_the_other_end_was_heard() -> None:
     end = core()
     end.send(b"a")
     end.commit()
@@ -62,7 +62,7 @@ def test_nothing_but_a_hello_is_said_before_the_other_end_was_heard() -> None:
     assert not end.has_output
 
 
-def test_an_acceptor_answers_with_the_same_generation_and_goes_on_in_the_same_packet() -> None:
+def test_an_acceptor_answers_with_the_same_generation_and_continues_in_the_same_packet() -> None:
     end = core(initiator=False)
     end.send(b"a")
     assert end.greeted(hello(3)) == 3
@@ -83,14 +83,14 @@ def test_an_initiator_is_fresh_until_it_has_heard_the_other_end() -> None:
     assert not greeting_of(pair.left).fresh
 
 
-def test_both_ends_are_told_when_both_hellos_are_heard() -> None:
+def test_both_ends_connect_when_both_hellos_have_arrived() -> None:
     pair = Pair().connect()
     assert pair.left.take_events() == [Connected(1)]
     assert pair.right.take_events() == [Connected(1)]
     assert (pair.left.link, pair.right.link) == (Link.UP, Link.UP)
 
 
-def test_a_hello_says_where_its_end_stands() -> None:
+def test_a_hello_reports_the_position_of_its_end() -> None:
     pair = Pair().connect()
     for _ in range(3):
         pair.right.send(b"x")
@@ -99,14 +99,14 @@ def test_a_hello_says_where_its_end_stands() -> None:
     pair.flow()
     pair.left.ack_commit(1)
     pair.left.socket()
-    said = greeting_of(pair.left)
-    assert (said.generation, said.received_to, said.commits_received_to, said.acked) == (2, 3, 2, 1)
+    frame = greeting_of(pair.left)
+    assert (frame.generation, frame.received_to, frame.commits_received_to, frame.acked) == (2, 3, 2, 1)
 
 
 # ------------------------------------------------------------------ resuming
 
 
-def test_what_a_lost_socket_took_nowhere_is_sent_again_and_only_that() -> None:
+def test_only_messages_that_did_not_arrive_are_resent() -> None:
     pair = sent_and_lost()
     pair.connect()
     events = pair.right.take_events()
@@ -114,7 +114,7 @@ def test_what_a_lost_socket_took_nowhere_is_sent_again_and_only_that() -> None:
     assert not pair.left.out.waiting
 
 
-def test_what_arrived_is_not_sent_again() -> None:
+def test_messages_that_arrived_are_not_resent() -> None:
     pair = Pair().connect()
     pair.left.send(b"a")
     pair.flow()
@@ -126,7 +126,7 @@ def test_what_arrived_is_not_sent_again() -> None:
     assert (messages.first, list(map(bytes, messages.values))) == (2, [b"b"])
 
 
-def test_a_commit_that_was_lost_is_sent_again() -> None:
+def test_a_lost_commit_is_resent() -> None:
     pair = Pair().connect()
     pair.left.send(b"a")
     pair.flow()
@@ -137,7 +137,7 @@ def test_a_commit_that_was_lost_is_sent_again() -> None:
     assert pair.right.statistics()["commits_received_to"] == 1
 
 
-def test_a_lost_ack_repairs_itself() -> None:
+def test_a_lost_ack_is_recovered_on_the_next_socket() -> None:
     pair = Pair().connect()
     pair.left.commit()
     pair.flow()
@@ -148,7 +148,7 @@ def test_a_lost_ack_repairs_itself() -> None:
     assert CommitAcked(1) in pair.left.take_events()
 
 
-def test_an_ack_while_down_is_told_on_the_next_socket() -> None:
+def test_an_ack_made_while_disconnected_is_sent_on_the_next_socket() -> None:
     pair = Pair().connect()
     pair.left.commit()
     pair.right.commit()
@@ -161,20 +161,20 @@ def test_an_ack_while_down_is_told_on_the_next_socket() -> None:
     assert CommitAcked(1) in pair.right.take_events()
 
 
-def test_an_ack_between_the_two_hellos_is_told_after_them() -> None:
+def test_an_ack_made_between_the_two_hellos_is_sent_after_them() -> None:
     pair = Pair().connect()
     pair.right.commit()
     pair.flow()
     pair.generation = pair.left.socket()
-    said = greeting_of(pair.left)
+    frame = greeting_of(pair.left)
     pair.left.ack_commit(1)
-    pair.right.greeted(said)
+    pair.right.greeted(frame)
     pair.quiet()
     pair.flow()
     assert CommitAcked(1) in pair.right.take_events()
 
 
-def test_what_is_sent_while_down_waits_for_the_next_socket() -> None:
+def test_messages_sent_while_disconnected_wait_for_the_next_socket() -> None:
     pair = Pair().connect()
     pair.cut()
     pair.left.send(b"a")
@@ -187,7 +187,7 @@ def test_what_is_sent_while_down_waits_for_the_next_socket() -> None:
 # ------------------------------------------------------------------ fencing
 
 
-def test_a_late_packet_of_a_replaced_socket_is_not_heard_by_the_initiator() -> None:
+def test_the_initiator_ignores_a_late_packet_of_a_replaced_socket() -> None:
     pair = Pair().connect()
     pair.right.send(b"late")
     late = packet_of(pair.right)
@@ -198,7 +198,7 @@ def test_a_late_packet_of_a_replaced_socket_is_not_heard_by_the_initiator() -> N
     assert not pair.left.ended
 
 
-def test_a_late_packet_of_a_replaced_socket_is_not_heard_by_the_acceptor() -> None:
+def test_the_acceptor_ignores_a_late_packet_of_a_replaced_socket() -> None:
     pair = Pair().connect()
     pair.left.send(b"late")
     late = packet_of(pair.left)
@@ -210,7 +210,7 @@ def test_a_late_packet_of_a_replaced_socket_is_not_heard_by_the_acceptor() -> No
     assert pair.right.statistics() == before
 
 
-def test_a_packet_of_a_socket_that_was_given_up_is_not_heard() -> None:
+def test_a_packet_of_an_abandoned_socket_is_ignored() -> None:
     pair = Pair().connect()
     pair.left.send(b"late")
     late = packet_of(pair.left)
@@ -229,15 +229,15 @@ def test_a_stale_hello_is_refused_and_changes_nothing(generation: int) -> None:
     assert not pair.right.ended
 
 
-def test_a_fenced_socket_is_told_so() -> None:
+def test_a_fenced_socket_gets_a_fenced_frame() -> None:
     pair = Pair().connect().connect()
-    (said,) = read_packet(pair.right.fenced())
-    assert isinstance(said, End)
-    assert said.code == EndCode.FENCED
-    assert "generation 2" in said.text
+    (frame,) = read_packet(pair.right.fenced())
+    assert isinstance(frame, End)
+    assert frame.code == EndCode.FENCED
+    assert "generation 2" in frame.text
 
 
-def test_being_told_that_a_socket_is_fenced_ends_that_socket_only() -> None:
+def test_a_fenced_frame_ends_only_its_own_socket() -> None:
     """Regression: it ended the channel."""
     pair = Pair().connect()
     pair.left.send(b"a")
@@ -262,7 +262,7 @@ def test_a_hello_of_another_channel_or_with_another_token_is_refused(stranger: d
     assert pair.right.statistics() == before
 
 
-def test_an_ended_acceptor_takes_no_hello() -> None:
+def test_an_ended_acceptor_refuses_a_hello() -> None:
     end = core(initiator=False)
     end.end(EndCode.ABORTED)
     assert end.greeted(hello(1)) == 0
@@ -283,7 +283,7 @@ def test_an_ended_acceptor_takes_no_hello() -> None:
     ],
     ids=["data", "commit", "ack", "another generation", "another token", "another channel"],
 )
-def test_an_initiator_takes_nothing_before_the_hello_that_answers_its_own(packet: bytes) -> None:
+def test_an_initiator_refuses_frames_before_the_answering_hello(packet: bytes) -> None:
     end = core()
     end.socket()
     packet_of(end)
@@ -312,16 +312,16 @@ def test_a_second_hello_on_one_socket_is_a_violation() -> None:
     ],
     ids=["messages not sent", "commits not sent", "acks not sent", "ack of a commit it lacks", "commit without data"],
 )
-def test_a_hello_that_claims_what_it_cannot_have_is_impossible_for_either_end(claim: dict[str, int]) -> None:
+def test_a_hello_that_claims_unsent_messages_is_impossible_for_either_end(claim: dict[str, int]) -> None:
     pair = sent_and_lost()
     generation = pair.left.socket()
     packet_of(pair.left)
     pair.left.received(generation, hello_bytes(hello(generation, **claim)))
     event = ended(pair.left)
     assert (event.code, event.remote, len(event.pending)) == (EndCode.IMPOSSIBLE, False, 2)
-    (said,) = frames_of(pair.left)
-    assert isinstance(said, End)
-    assert said.code == EndCode.IMPOSSIBLE
+    (frame,) = frames_of(pair.left)
+    assert isinstance(frame, End)
+    assert frame.code == EndCode.IMPOSSIBLE
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_hello_that_claims_what_it_cannot_have_is_impossible_for_either_end(cl
     ],
     ids=["message missing", "commit missing", "ack taken back"],
 )
-def test_a_hello_that_lacks_what_was_acknowledged_is_impossible(claim: dict[str, int]) -> None:
+def test_a_hello_that_lacks_acknowledged_messages_is_impossible(claim: dict[str, int]) -> None:
     pair = Pair().connect()
     pair.right.send(b"a")
     pair.right.send(b"b")
@@ -344,11 +344,11 @@ def test_a_hello_that_lacks_what_was_acknowledged_is_impossible(claim: dict[str,
     pair.right.take_events()
     assert pair.right.greeted(hello(2, **claim)) == 2
     assert ended(pair.right).code == EndCode.IMPOSSIBLE
-    (said,) = frames_of(pair.right)
-    assert isinstance(said, End)
+    (frame,) = frames_of(pair.right)
+    assert isinstance(frame, End)
 
 
-def test_a_message_behind_a_commit_that_is_missing_is_impossible() -> None:
+def test_a_message_after_a_missing_commit_is_impossible() -> None:
     pair = Pair().connect()
     pair.right.send(b"a")
     pair.right.commit()
@@ -360,7 +360,7 @@ def test_a_message_behind_a_commit_that_is_missing_is_impossible() -> None:
 
 
 @pytest.mark.parametrize("poor", [{"cap_count": 4_095}, {"cap_bytes": (20 << 20) - 1}])
-def test_a_hello_that_takes_less_than_every_sender_may_send_is_a_violation(poor: dict[str, int]) -> None:
+def test_a_hello_with_a_cap_below_the_minimum_is_a_violation(poor: dict[str, int]) -> None:
     end = core(initiator=False)
     end.greeted(hello(1, **poor))
     assert ended(end).code == EndCode.PROTOCOL
@@ -376,7 +376,7 @@ def test_an_ack_of_a_commit_that_the_hello_lacked_is_a_violation() -> None:
     assert isinstance(frames_of(pair.left)[0], End)
 
 
-def test_a_first_word_that_is_an_end_is_heard() -> None:
+def test_an_end_as_the_first_frame_is_accepted() -> None:
     end = core()
     end.socket()
     end.received(1, end_bytes(End(EndCode.REFUSED, name="BUSY", text="full")))

@@ -1,4 +1,4 @@
-"""The registry of channels: results of a Hello, windows, tombstones, bounds."""
+"""The registry of channels: results of a Hello, windows, ended channels, bounds."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_messages_are_delivered_after_begin_also_when_they_follow_the_hello_at_o
         (hello()[:-1], EndCode.PROTOCOL),
     ],
 )
-def test_what_is_no_beginning_is_answered_and_nothing_is_kept(packet: bytes, code: EndCode) -> None:
+def test_an_invalid_first_frame_is_answered_and_leaves_no_state(packet: bytes, code: EndCode) -> None:
     async def scenario() -> None:
         registry = new_registry()
         stranger = come(registry)
@@ -169,7 +169,7 @@ def test_a_channel_is_resumed_with_its_token_and_for_its_purpose_only() -> None:
     run(scenario)
 
 
-def test_a_socket_without_a_hello_is_closed_after_a_while() -> None:
+def test_a_socket_that_sends_no_hello_is_closed_after_a_timeout() -> None:
     async def scenario() -> None:
         registry = new_registry()
         stranger = come(registry)
@@ -183,7 +183,7 @@ def test_a_socket_without_a_hello_is_closed_after_a_while() -> None:
     run(scenario)
 
 
-def test_beyond_its_bounds_a_registry_says_busy() -> None:
+def test_a_full_registry_answers_busy() -> None:
     async def scenario() -> None:
         registry = new_registry(channels_max=2)
         network = Network(registry, lambda channel: None)
@@ -203,7 +203,7 @@ def test_beyond_its_bounds_a_registry_says_busy() -> None:
     run(scenario)
 
 
-def test_begin_may_refuse_and_the_other_end_hears_why() -> None:
+def test_begin_may_refuse_and_the_other_end_gets_the_reason() -> None:
     async def scenario() -> None:
         ended: list[object] = []
 
@@ -238,7 +238,7 @@ def test_begin_that_fails_is_reported_and_ends_the_channel() -> None:
     assert len(reported) == 1
 
 
-def test_without_a_socket_a_channel_expires_and_its_tombstone_has_the_last_word() -> None:
+def test_without_a_socket_a_channel_expires_and_its_end_is_remembered() -> None:
     async def scenario() -> None:
         ids: list[int] = []
 
@@ -264,7 +264,7 @@ def test_without_a_socket_a_channel_expires_and_its_tombstone_has_the_last_word(
         assert gone.reason == "EXPIRED"
         assert [one.value for one in gone.pending] == [b"never taken"]
         found = pair.network.registry.statistics()
-        assert (found["open"], found["expired"], found["tombstones"]) == (0, 1, 1)
+        assert (found["open"], found["expired"], found["ended"]) == (0, 1, 1)
 
         pair.network.errors.clear()
         failed = await pair.near.wait_ended()
@@ -289,7 +289,7 @@ def test_a_socket_that_comes_back_within_the_window_keeps_the_channel() -> None:
     run(scenario)
 
 
-def test_an_initiator_may_wish_for_a_shorter_window_and_not_for_a_longer_one() -> None:
+def test_an_initiator_may_ask_for_a_shorter_window_but_not_for_a_longer_one() -> None:
     async def scenario() -> None:
         for wish, given in ((0, 10), (3, 3), (60, 10)):
             registry = new_registry()
@@ -305,9 +305,9 @@ def test_an_initiator_may_wish_for_a_shorter_window_and_not_for_a_longer_one() -
     run(scenario)
 
 
-def test_the_oldest_tombstone_is_forgotten_first() -> None:
+def test_the_oldest_ended_channel_is_forgotten_first() -> None:
     async def scenario() -> None:
-        registry = new_registry(tombstones_max=2, channels_max=10)
+        registry = new_registry(ended_channels_max=2, channels_max=10)
         begun: list[Channel] = []
         for number in range(3):
             stranger = come(registry, begun=begun)
@@ -315,7 +315,7 @@ def test_the_oldest_tombstone_is_forgotten_first() -> None:
             begun[-1].abort("enough")
             await turns()
             assert code_of(stranger) is EndCode.ABORTED
-        assert registry.statistics()["tombstones"] == 2
+        assert registry.statistics()["ended"] == 2
         codes = []
         for number in range(3):
             late = come(registry)
@@ -326,7 +326,7 @@ def test_the_oldest_tombstone_is_forgotten_first() -> None:
     run(scenario)
 
 
-def test_a_channel_that_ended_in_this_turn_of_the_loop_is_over_for_who_comes_now() -> None:
+def test_a_channel_that_ended_in_this_loop_turn_cannot_be_resumed() -> None:
     async def scenario() -> None:
         registry, begun = new_registry(), list[Channel]()
         stranger = come(registry, begun=begun)
@@ -341,7 +341,7 @@ def test_a_channel_that_ended_in_this_turn_of_the_loop_is_over_for_who_comes_now
     run(scenario)
 
 
-def test_a_tombstone_speaks_only_to_who_knows_the_token() -> None:
+def test_an_ended_channel_answers_only_with_the_right_token() -> None:
     async def scenario() -> None:
         registry, begun = new_registry(), list[Channel]()
         stranger = come(registry, begun=begun)
@@ -358,7 +358,7 @@ def test_a_tombstone_speaks_only_to_who_knows_the_token() -> None:
     run(scenario)
 
 
-def test_closing_a_registry_tells_everybody() -> None:
+def test_closing_a_registry_ends_every_channel() -> None:
     async def scenario() -> None:
         pair = await open_pair()
         pair.near.send(b"one")
@@ -376,7 +376,7 @@ def test_closing_a_registry_tells_everybody() -> None:
     run(scenario)
 
 
-def test_what_a_stranger_says_wrong_ends_its_channel_only() -> None:
+def test_a_protocol_error_ends_only_its_own_channel() -> None:
     async def scenario() -> None:
         registry, begun = new_registry(), list[Channel]()
         stranger = come(registry, begun=begun)
@@ -392,7 +392,7 @@ def test_what_a_stranger_says_wrong_ends_its_channel_only() -> None:
     run(scenario)
 
 
-def test_frames_are_read_as_they_were_meant() -> None:
+def test_frames_have_the_documented_meaning() -> None:
     async def scenario() -> None:
         registry, begun = new_registry(), list[Channel]()
         stranger = come(registry, begun=begun)

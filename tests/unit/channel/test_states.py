@@ -64,14 +64,14 @@ def test_every_event_of_the_code_is_in_its_table_except_sending_which_changes_no
     assert SENDER[Sender.FLOWING, "send"] is Sender.FLOWING
 
 
-def test_ended_is_where_every_state_can_go_and_nothing_leaves() -> None:
+def test_every_state_can_end_and_ended_is_final() -> None:
     for table, kind in ((LINK, Link), (SENDER, Sender), (RECEIVER, Receiver)):
         alive = [state for state in kind if state.value != "ended"]
         assert all(table[state, "end"].value == "ended" for state in alive)  # type: ignore[index]
         assert all(before.value != "ended" for before, _ in table)
 
 
-def test_every_state_is_reached_from_the_first() -> None:
+def test_every_state_is_reachable() -> None:
     for name, table in MACHINES.items():
         reached = {next(iter(table))[0]}
         for _ in table:
@@ -80,7 +80,7 @@ def test_every_state_is_reached_from_the_first() -> None:
         assert reached == set(kind), name
 
 
-def test_every_row_is_reached_by_hand(recorded: dict[str, Recorded]) -> None:
+def test_handwritten_cases_reach_every_row(recorded: dict[str, Recorded]) -> None:
     reach_links()
     reach_limits()
     reach_acks()
@@ -167,7 +167,7 @@ def test_a_move_that_is_not_in_a_table_raises() -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_drawing_has_every_move_of_its_table_and_no_other(name: str) -> None:
+def test_a_diagram_has_exactly_the_moves_of_its_table(name: str) -> None:
     table = MACHINES[name]
     head, first, *arrows, last, empty = diagram(table).split("\n")
     assert (head, last, empty) == ("stateDiagram-v2", "    ended --> [*]", "")

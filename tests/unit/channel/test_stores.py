@@ -35,7 +35,7 @@ def values(*numbers: int) -> list[bytes]:
 # ---------------------------------------------------------------------- every store
 
 
-def test_a_store_gives_back_what_was_not_released_in_order(store: PendingStore) -> None:
+def test_a_store_returns_unreleased_messages_in_order(store: PendingStore) -> None:
     store.append(1, values(1, 2, 3))
     store.append(4, values(4))
     store.release(2)
@@ -46,7 +46,7 @@ def test_a_store_gives_back_what_was_not_released_in_order(store: PendingStore) 
     assert store.load() == []
 
 
-def test_values_of_every_kind_of_buffer_and_of_no_bytes_are_kept(store: PendingStore) -> None:
+def test_values_of_every_buffer_type_and_empty_values_are_stored(store: PendingStore) -> None:
     store.append(1, [b"", bytearray(b"array"), memoryview(b"a view")[2:], b""])
     assert store.load() == [b"", b"array", b"view", b""]
 
@@ -58,7 +58,7 @@ def test_a_number_that_does_not_follow_is_refused(store: PendingStore) -> None:
     assert store.load() == values(1)
 
 
-def test_what_is_sent_again_on_the_next_channel_is_stored_once(store: PendingStore) -> None:
+def test_messages_resent_on_the_next_channel_are_stored_once(store: PendingStore) -> None:
     store.append(1, values(1, 2, 3))
     store.release(1)
     store.append(1, values(2, 3))
@@ -70,14 +70,14 @@ def test_what_is_sent_again_on_the_next_channel_is_stored_once(store: PendingSto
     assert store.load() == []
 
 
-def test_what_is_not_sent_again_stays(store: PendingStore) -> None:
+def test_messages_that_are_not_resent_stay_stored(store: PendingStore) -> None:
     store.append(1, values(1, 2))
     store.append(1, values(9))
     store.release(1)
     assert store.load() == values(1, 2)
 
 
-def test_what_is_sent_again_among_others_or_in_another_order_is_known(store: PendingStore) -> None:
+def test_resent_messages_are_recognized_among_others_and_in_another_order(store: PendingStore) -> None:
     store.append(1, values(1, 2, 3))
     store.append(1, values(9, 3))
     store.append(3, values(1, 8, 2))
@@ -140,7 +140,7 @@ def reopened(path: Path) -> list[bytes]:
         store.close()
 
 
-def test_a_file_cut_at_any_byte_gives_back_all_whole_records(tmp_path: Path) -> None:
+def test_a_file_truncated_at_any_byte_returns_all_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "pending"
     store = FileStore(path)
     ends = {path.stat().st_size: list[bytes]()}
@@ -163,7 +163,7 @@ def test_a_file_cut_at_any_byte_gives_back_all_whole_records(tmp_path: Path) -> 
         assert reopened(path) == [*expected, b"and on"], cut
 
 
-def test_a_last_record_with_any_wrong_byte_is_cut_off_and_an_earlier_one_is_damage(tmp_path: Path) -> None:
+def test_a_wrong_byte_in_the_last_record_is_a_torn_tail_and_in_an_earlier_one_damage(tmp_path: Path) -> None:
     path = tmp_path / "pending"
     expected, last = write_some(path)
     whole = path.read_bytes()
@@ -188,7 +188,7 @@ def test_a_tail_of_zeros_is_torn_and_not_damage(tmp_path: Path) -> None:
     assert reopened(path) == expected
 
 
-def test_records_inside_a_message_are_not_taken_for_records(tmp_path: Path) -> None:
+def test_records_inside_a_message_are_not_mistaken_for_records(tmp_path: Path) -> None:
     write_some(tmp_path / "other")
     inner = (tmp_path / "other").read_bytes()[16:]
     path = tmp_path / "pending"
@@ -222,7 +222,7 @@ def test_a_file_is_used_by_one_store_at_a_time(tmp_path: Path) -> None:
     assert reopened(path) == values(1)
 
 
-def test_a_file_that_is_empty_again_takes_no_space(tmp_path: Path) -> None:
+def test_an_emptied_file_takes_no_space(tmp_path: Path) -> None:
     path = tmp_path / "pending"
     store = FileStore(path)
     for number in range(1, 40):
@@ -233,7 +233,7 @@ def test_a_file_that_is_empty_again_takes_no_space(tmp_path: Path) -> None:
     assert reopened(path) == []
 
 
-def test_a_file_is_rewritten_without_what_was_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_rewritten_without_released_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "REWRITTEN_FROM_BYTES", 20_000)
     path = tmp_path / "pending"
     store = FileStore(path, sync=True)
@@ -254,7 +254,7 @@ def test_a_file_is_rewritten_without_what_was_released(tmp_path: Path, monkeypat
     assert [name.name for name in tmp_path.iterdir()] == ["pending"]
 
 
-def test_what_is_kept_out_of_order_survives_a_rewriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_stored_out_of_order_survive_a_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "pending"
     store = FileStore(path)
     store.append(1, values(1, 2, 3, 4))
@@ -307,18 +307,18 @@ while True:
 
 
 @pytest.mark.parametrize("lines", [3, 40, 200, 700])
-def test_what_a_killed_process_had_stored_is_there(tmp_path: Path, lines: int) -> None:
+def test_messages_stored_by_a_killed_process_are_found(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "pending"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
-    said = [writer.stdout.readline() for _ in range(lines)][-1]
+    line = [writer.stdout.readline() for _ in range(lines)][-1]
     writer.send_signal(signal.SIGKILL)
     rest = writer.stdout.read().splitlines()
     writer.wait()
     writer.stdout.close()
     if rest and len(rest[-1].split()) == 2:
-        said = rest[-1]
-    released, appended = map(int, said.split())
+        line = rest[-1]
+    released, appended = map(int, line.split())
     found = [int(value[:8]) for value in reopened(path)]
     assert found == list(range(found[0], found[-1] + 1))
     assert max(released, 0) <= found[0] - 1 <= max(released, 0) + 7  # at most one step more was done than was reported

@@ -16,7 +16,7 @@ VECTORS = [pytest.param(vector, id=vector.name) for vectors in STORED.values() f
 
 
 @pytest.mark.parametrize("vector", VECTORS)
-def test_the_core_does_what_the_vector_says(vector: Vector) -> None:
+def test_the_core_follows_the_vector(vector: Vector) -> None:
     assert differences(vector) == []
 
 
@@ -26,7 +26,7 @@ def test_the_files_are_up_to_date(name: str) -> None:
     assert file.read_text() == text(WRITTEN[name]), "python -m tools.channel_vectors --write"
 
 
-def test_a_vector_that_says_something_else_is_noticed() -> None:
+def test_a_wrong_vector_is_detected() -> None:
     vector = next(one for one in STORED["sending.json"] if "idle" in one.name)
     reversed_steps = Vector(vector.name, vector.ends, vector.steps[::-1])
     assert differences(reversed_steps)
@@ -57,6 +57,6 @@ def test_every_kind_of_step_event_error_and_end_occurs() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=3), st.integers(1, 200)), max_size=5))
-def test_bytes_survive_being_written_down(pieces: list[tuple[bytes, int]]) -> None:
+def test_bytes_survive_the_vector_format(pieces: list[tuple[bytes, int]]) -> None:
     data = b"".join(piece * times for piece, times in pieces)
     assert spelled(repeated(data)) == data

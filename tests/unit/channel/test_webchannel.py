@@ -72,7 +72,7 @@ def test_the_handshake_names_the_session_and_its_keep_alive() -> None:
     assert json.loads(session().open(Form({}))) == [[0, ["c", "abc", "", 8, webchannel.SERVER_VERSION, 10_000]]]
 
 
-def test_maps_of_the_handshake_are_received() -> None:
+def test_maps_in_the_handshake_are_received() -> None:
     one = session()
     one.open(form(0, b"hello", b"again"))
     assert one.packets() == [b"hello", b"again"]
@@ -83,20 +83,20 @@ def test_maps_of_the_handshake_are_received() -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_both_ways_of_writing_a_map_are_read(raw: bool) -> None:
+def test_both_notations_of_a_map_are_read(raw: bool) -> None:
     one = session()
     one.forward(form(0, bytes(range(256)), b"", raw=raw), aid=0, now=0)
     assert one.packets() == [bytes(range(256)), b""]
 
 
-def test_a_post_that_is_tried_again_with_more_behind_it_adds_only_the_new() -> None:
+def test_a_retried_post_with_more_maps_adds_only_the_new_ones() -> None:
     one = session()
     one.forward(form(0, b"a", b"b"), aid=0, now=0)
     one.forward(form(0, b"a", b"b", b"c"), aid=0, now=0)
     assert one.packets() == [b"a", b"b", b"c"]
 
 
-def test_posts_that_overtake_each_other_are_sorted() -> None:
+def test_posts_that_overtake_each_other_are_put_in_order() -> None:
     one = session()
     one.forward(form(3, b"d"), aid=0, now=0)
     one.forward(form(1, b"b", b"c"), aid=0, now=0)
@@ -114,7 +114,7 @@ def test_a_post_with_gaps_between_its_maps_is_read() -> None:
     assert one.statistics()["held"] == 1
 
 
-def test_what_comes_too_early_is_held_up_to_a_bound() -> None:
+def test_early_maps_are_held_up_to_a_bound() -> None:
     one = session()
     for group in range(10):
         early = Form({1 + 1_000 * group + n: b"x" for n in range(1_000)})
@@ -125,7 +125,7 @@ def test_what_comes_too_early_is_held_up_to_a_bound() -> None:
     assert len(one.packets()) == 10_001
 
 
-def test_a_post_is_answered_with_what_hangs_and_what_is_outstanding() -> None:
+def test_a_post_is_answered_with_the_back_channel_state_and_what_is_outstanding() -> None:
     one = session()
     assert one.forward(Form({}), aid=0, now=0) == b"7\n[0,0,0]"
     one.back(aid=0, streaming=True, now=0)
@@ -161,7 +161,7 @@ def test_a_post_is_answered_with_what_hangs_and_what_is_outstanding() -> None:
         b"count=1&ofs=0&surprise=1",
     ],
 )
-def test_a_form_that_is_none_is_malformed(text: bytes) -> None:
+def test_an_invalid_form_is_malformed(text: bytes) -> None:
     with pytest.raises(Malformed):
         read_form(text)
 
@@ -207,7 +207,7 @@ def test_arrays_are_numbered_from_one_and_written_once() -> None:
     assert written(one) == []
 
 
-def test_what_the_client_has_not_seen_is_written_again_on_the_next_back_channel() -> None:
+def test_unacknowledged_arrays_are_rewritten_on_the_next_back_channel() -> None:
     one = session()
     first = one.back(aid=0, streaming=True, now=0)
     for name in (b"a", b"b", b"c"):
@@ -218,7 +218,7 @@ def test_what_the_client_has_not_seen_is_written_again_on_the_next_back_channel(
     assert [(a[0], packet(a)) for a in written(one)] == [(2, b"b"), (3, b"c")]
 
 
-def test_a_back_channel_of_the_past_is_refused_and_the_current_one_stays() -> None:
+def test_an_old_back_channel_is_refused_and_the_current_one_stays() -> None:
     one = session()
     one.back(aid=0, streaming=True, now=0)
     one.send([b"a"])
@@ -229,7 +229,7 @@ def test_a_back_channel_of_the_past_is_refused_and_the_current_one_stays() -> No
     assert one.state is State.STREAMING
 
 
-def test_a_replaced_back_channel_that_is_gone_later_says_nothing() -> None:
+def test_the_late_loss_of_a_replaced_back_channel_is_ignored() -> None:
     one = session()
     first = one.back(aid=0, streaming=True, now=0)
     one.back(aid=0, streaming=True, now=0)
@@ -237,7 +237,7 @@ def test_a_replaced_back_channel_that_is_gone_later_says_nothing() -> None:
     assert one.state is State.STREAMING
 
 
-def test_a_stream_says_something_at_once_and_then_keeps_alive() -> None:
+def test_a_stream_sends_a_chunk_at_once_and_then_keep_alives() -> None:
     one = session()
     one.back(aid=0, streaming=True, now=5)
     assert written(one, now=5) == [[1, ["noop"]]]
@@ -258,7 +258,7 @@ def test_a_long_poll_ends_with_its_first_batch() -> None:
     assert len(unframed(chunk.data)[0]) == 2
 
 
-def test_a_long_poll_hangs_no_longer_than_it_was_asked_to() -> None:
+def test_a_long_poll_waits_no_longer_than_requested() -> None:
     one = session()
     one.back(aid=0, streaming=False, now=0, wait_s=3)
     assert one.chunk(2.9) is None
@@ -299,7 +299,7 @@ def test_a_back_channel_ends_by_itself_so_that_a_silent_client_acknowledges(coun
     assert backs > 1
 
 
-def test_an_old_back_channel_ends_with_its_next_chunk() -> None:
+def test_a_long_lived_back_channel_ends_with_its_next_chunk() -> None:
     one = session()
     one.back(aid=0, streaming=True, now=0)
     assert written(one, now=0)
@@ -308,7 +308,7 @@ def test_an_old_back_channel_ends_with_its_next_chunk() -> None:
     assert chunk.last
 
 
-def test_full_is_said_until_the_client_acknowledges() -> None:
+def test_a_session_is_full_until_the_client_acknowledges() -> None:
     one = session()
     one.back(aid=0, streaming=True, now=0)
     for number in range(webchannel.ARRAYS_FULL_COUNT):
@@ -323,7 +323,7 @@ def test_full_is_said_until_the_client_acknowledges() -> None:
     assert one.statistics()["unacked"] == webchannel.ARRAYS_FULL_COUNT - 1
 
 
-def test_a_chunk_is_as_long_as_it_says_whatever_is_in_it() -> None:
+def test_the_length_of_a_chunk_is_right_for_any_content() -> None:
     one = session()
     one.send(["äöü€😀".encode()])
     one.back(aid=0, streaming=True, now=0)
@@ -384,7 +384,7 @@ def test_close_is_read_after_everything_before_it_and_ends_the_session_when_ackn
     assert one.state is State.OVER
 
 
-def test_a_closed_session_does_not_wait_for_a_client_that_takes_nothing() -> None:
+def test_a_closed_session_does_not_wait_for_a_client_that_reads_nothing() -> None:
     one = session()
     one.back(aid=0, streaming=True, now=0)
     one.send([b"a"])
@@ -399,7 +399,7 @@ def test_a_closed_session_does_not_wait_for_a_client_that_takes_nothing() -> Non
     assert one.reason == "this end closed it"
 
 
-def test_abort_tells_a_client_that_listens() -> None:
+def test_abort_reaches_a_listening_client() -> None:
     one = session()
     assert one.abort() == b""
     other = session()

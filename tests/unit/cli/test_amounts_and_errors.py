@@ -24,12 +24,12 @@ def test_durations_are_numbers_with_a_unit(text: str, duration_s: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1d", "1.5h", "7 years", "d7"])
-def test_an_amount_that_is_none_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_amount_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidRequest, match="Write it as 90s, 12h, 7d or none"):
         parsed_duration(text)
 
 
-def test_amounts_are_shown_as_people_say_them() -> None:
+def test_amounts_are_shown_with_readable_units() -> None:
     assert [size_text(count) for count in (12, 1500, 2_000_000, 3 * 10**12)] == ["12 B", "1.5 KB", "2.0 MB", "3.0 TB"]
     assert [duration_text(count) for count in (5, 120, 7200, 604_800)] == ["5 s", "2 min", "2 h", "7 d"]
     assert [plural(count, "lane") for count in (0, 1, 2000)] == ["0 lanes", "1 lane", "2,000 lanes"]
@@ -46,18 +46,23 @@ def test_amounts_are_shown_as_people_say_them() -> None:
         (Offline("nobody"), 4),
     ],
 )
-def test_the_exit_code_tells_refused_from_unknown_from_unreachable(error: Exception, code: int) -> None:
+def test_refused_unknown_and_unreachable_have_different_exit_codes(error: Exception, code: int) -> None:
     assert exit_code(error) == code  # type: ignore[arg-type]
 
 
-def test_an_error_is_one_line_for_people_and_one_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line_of_text_or_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(NotEqual(expected=3, current=7), as_json=False) == 1
     line = capsys.readouterr().err
     assert line.startswith("avow: NOT_EQUAL: the lane ends at version 7")
     assert line.count("\n") == 1
     report(NotEqual(expected=3, current=7), as_json=True)
-    told = json.loads(capsys.readouterr().err)["error"]
-    assert (told["code"], told["cursor"], told["definite"], told["retriable"]) == ("NOT_EQUAL", 7, True, False)
+    printed = json.loads(capsys.readouterr().err)["error"]
+    assert (printed["code"], printed["cursor"], printed["definite"], printed["retriable"]) == (
+        "NOT_EQUAL",
+        7,
+        True,
+        False,
+    )
 
 
 def test_addresses_may_leave_http_out_and_are_checked() -> None:

@@ -24,13 +24,13 @@ def test_a_python_that_is_too_old_fails() -> None:
     assert check_python((3, 11, 0)).verdict == "ok"
 
 
-def test_an_active_environment_that_is_not_the_one_of_this_command_is_pointed_out(tmp_path: Path) -> None:
+def test_an_active_environment_other_than_that_of_the_command_is_a_warning(tmp_path: Path) -> None:
     finding = check_environment({"VIRTUAL_ENV": str(tmp_path)}, prefix="/opt/avow", outside="/usr")
     assert finding.verdict == "warn"
     assert f"{tmp_path}/bin/python -m pip install avow" in finding.advice
 
 
-def test_an_environment_that_is_not_active_and_none_at_all_are_told() -> None:
+def test_an_inactive_or_missing_environment_is_reported() -> None:
     assert "not active" in check_environment({}, prefix="/opt/avow", outside="/usr").found
     assert "python3 -m venv" in check_environment({}, prefix="/usr", outside="/usr").advice
     active = check_environment({"VIRTUAL_ENV": "/opt/avow"}, prefix="/opt/avow", outside="/usr")
@@ -40,7 +40,7 @@ def test_an_environment_that_is_not_active_and_none_at_all_are_told() -> None:
 # ---------------------------------------------------------------------- extras
 
 
-def test_needs_are_read_from_metadata_as_pip_writes_it() -> None:
+def test_requirements_are_read_from_pip_metadata() -> None:
     lines = ["msgspec>=0.19", "psycopg[binary]>=3.3; extra == 'spark'", 'deltalake<2,>=1.6 ; extra == "spark"']
     assert read_needs(lines) == [
         Need("msgspec", ">=0.19"),
@@ -50,12 +50,12 @@ def test_needs_are_read_from_metadata_as_pip_writes_it() -> None:
     assert {need.extra for need in read_needs()} >= {"", "server", "spark", "grpc", "redis"}
 
 
-def test_without_what_every_part_needs_it_fails() -> None:
+def test_a_missing_core_dependency_fails() -> None:
     base, *_ = check_libraries([Need("msgspec", ">=0.19"), Need("no-such-library", "")])
     assert (base.verdict, base.found) == ("fail", "no-such-library is not installed")
 
 
-def test_a_missing_extra_says_which_commands_want_it_and_how_to_get_it() -> None:
+def test_a_missing_extra_names_the_commands_that_need_it_and_how_to_install_it() -> None:
     _, server, spark = check_libraries([Need("no-such-a", "", "server"), Need("no-such-b", "", "spark")])
     assert (server.verdict, server.advice) == ("warn", "pip install 'avow[server]'")
     assert "avow serve" in server.found
@@ -64,7 +64,7 @@ def test_a_missing_extra_says_which_commands_want_it_and_how_to_get_it() -> None
 
 
 @pytest.mark.parametrize("bounds", [">=999", "<0.1"])
-def test_a_library_of_a_version_that_does_not_fit_is_pointed_out(bounds: str) -> None:
+def test_an_incompatible_library_version_is_a_warning(bounds: str) -> None:
     _, finding = check_libraries([Need("msgspec", bounds, "arrow")])
     assert finding.verdict == "warn"
     assert f"{bounds} is needed" in finding.found
@@ -89,7 +89,7 @@ def java(folder: Path, version: str) -> Path:
     return folder
 
 
-def test_without_any_java_it_says_what_to_install() -> None:
+def test_without_java_it_says_what_to_install() -> None:
     (finding,) = check_java({"PATH": ""}, places=())
     assert (finding.verdict, "this machine has no Java" in finding.found) == ("warn", True)
     assert "apt-get install openjdk" in finding.advice
@@ -102,7 +102,7 @@ def test_a_java_that_is_too_old_is_named(tmp_path: Path) -> None:
     assert f"JAVA_HOME is {home}, which holds Java 8, which Spark does not support" in found[0].found
 
 
-def test_a_java_home_without_java_is_pointed_out_although_another_is_found(tmp_path: Path) -> None:
+def test_a_java_home_without_java_is_a_warning_even_if_another_java_is_found(tmp_path: Path) -> None:
     home = java(tmp_path / "jvm" / "good", "17.0.9")
     found = check_java({"PATH": "", "JAVA_HOME": str(tmp_path / "nothing")}, places=(str(home.parent),))
     assert [finding.verdict for finding in found] == ["warn", "ok"]
@@ -110,7 +110,7 @@ def test_a_java_home_without_java_is_pointed_out_although_another_is_found(tmp_p
     assert found[1].found == f"Java 17 in {home}"
 
 
-def test_a_spark_home_of_another_version_or_without_spark_is_pointed_out(tmp_path: Path) -> None:
+def test_a_spark_home_of_another_version_or_without_spark_is_a_warning(tmp_path: Path) -> None:
     empty = check_spark_home({"SPARK_HOME": str(tmp_path)}, pyspark="4.3.0")
     assert (empty.verdict, "which holds no Spark" in empty.found) == ("warn", True)
     (tmp_path / "jars").mkdir()
@@ -120,5 +120,5 @@ def test_a_spark_home_of_another_version_or_without_spark_is_pointed_out(tmp_pat
     assert check_spark_home({"SPARK_HOME": str(tmp_path)}, pyspark="3.5.2").verdict == "ok"
 
 
-def test_where_spark_is_installed_it_is_looked_at() -> None:
+def test_spark_is_checked_where_it_is_installed() -> None:
     assert {finding.check for finding in check_spark()} == {"spark", "java"}

@@ -57,7 +57,7 @@ def serve() -> Iterator[Serve]:
 
 class Quiet(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """A caller that goes away in the middle is what is tested."""
+        """The test is a caller that disconnects in the middle."""
 
 
 ALIVE = b'{"status":"alive"}'
@@ -70,7 +70,7 @@ def certified(*names: str) -> tuple[ssl.SSLContext, trustme.CA]:
     return context, authority
 
 
-def said(finding: Finding | None) -> str:
+def text_of(finding: Finding | None) -> str:
     assert finding is not None
     assert (finding.verdict, bool(finding.advice)) == ("fail", True)
     return f"{finding.found} -> {finding.advice}"
@@ -80,56 +80,56 @@ def test_an_address_where_a_peer_answers_is_fine(serve: Serve) -> None:
     assert check_address(f"http://{serve(200, ALIVE)}", ca="") is None
 
 
-def test_a_port_where_nobody_listens_is_told() -> None:
+def test_a_port_where_nobody_listens_is_reported() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        where = said(check_address(f"http://127.0.0.1:{unused.getsockname()[1]}", ca=""))
+        where = text_of(check_address(f"http://127.0.0.1:{unused.getsockname()[1]}", ca=""))
     assert "connection refused" in where
     assert "correct the port" in where
 
 
-def test_a_name_nobody_knows_is_told() -> None:
-    assert "the host name no-such-host.invalid cannot be resolved" in said(
+def test_an_unknown_host_name_is_reported() -> None:
+    assert "the host name no-such-host.invalid cannot be resolved" in text_of(
         check_address("http://no-such-host.invalid:7400", ca="")
     )
 
 
-def test_a_port_of_something_else_is_told(serve: Serve) -> None:
-    assert "the server is not an Avow peer (status 404)" in said(check_address(f"http://{serve(404, b'')}", ca=""))
+def test_a_port_of_another_service_is_reported(serve: Serve) -> None:
+    assert "the server is not an Avow peer (status 404)" in text_of(check_address(f"http://{serve(404, b'')}", ca=""))
 
 
-def test_http_where_https_is_spoken_is_told(serve: Serve) -> None:
+def test_http_to_an_https_port_is_reported(serve: Serve) -> None:
     at = serve(200, ALIVE, tls=certified("127.0.0.1")[0])
-    assert f"the server speaks HTTPS, not HTTP -> use https://{at}" in said(check_address(f"http://{at}", ca=""))
+    assert f"the server speaks HTTPS, not HTTP -> use https://{at}" in text_of(check_address(f"http://{at}", ca=""))
 
 
-def test_https_where_http_is_spoken_is_told(serve: Serve) -> None:
+def test_https_to_an_http_port_is_reported(serve: Serve) -> None:
     at = serve(200, ALIVE)
-    assert f"the server speaks HTTP, not HTTPS -> use http://{at}" in said(check_address(f"https://{at}", ca=""))
+    assert f"the server speaks HTTP, not HTTPS -> use http://{at}" in text_of(check_address(f"https://{at}", ca=""))
 
 
-def test_an_authority_that_is_missing_or_wrong_is_told(serve: Serve, tmp_path: Path) -> None:
+def test_a_missing_or_wrong_authority_is_reported(serve: Serve, tmp_path: Path) -> None:
     context, authority = certified("127.0.0.1")
     at = f"https://{serve(200, ALIVE, tls=context)}"
     right, wrong = tmp_path / "right.pem", tmp_path / "wrong.pem"
     authority.cert_pem.write_to_path(str(right))
     trustme.CA().cert_pem.write_to_path(str(wrong))
-    assert "give the CA's PEM file with --ca or AVOW_CA" in said(check_address(at, ca=""))
-    assert "is not the CA that signed it" in said(check_address(at, ca=str(wrong)))
+    assert "give the CA's PEM file with --ca or AVOW_CA" in text_of(check_address(at, ca=""))
+    assert "is not the CA that signed it" in text_of(check_address(at, ca=str(wrong)))
     assert check_address(at, ca=str(right)) is None
 
 
-def test_a_certificate_for_another_name_is_told(serve: Serve, tmp_path: Path) -> None:
+def test_a_certificate_for_another_name_is_reported(serve: Serve, tmp_path: Path) -> None:
     context, authority = certified("peer-1.example")
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     at = f"https://{serve(200, ALIVE, tls=context)}"
-    assert "its certificate is not valid for 127.0.0.1" in said(check_address(at, ca=str(tmp_path / "ca.pem")))
+    assert "its certificate is not valid for 127.0.0.1" in text_of(check_address(at, ca=str(tmp_path / "ca.pem")))
 
 
 # ---------------------------------------------------------------------- a service
 
 
-def test_a_barrier_s_table_is_found_where_it_is_and_missed_where_it_is_not(tmp_path: Path) -> None:
+def test_a_barrier_s_table_is_found_or_reported_missing(tmp_path: Path) -> None:
     path = tmp_path / "bank.db"
     with closing(sqlite3.connect(path)) as connection:
         missing = check_database(f"sqlite:///{path}")
@@ -139,20 +139,20 @@ def test_a_barrier_s_table_is_found_where_it_is_and_missed_where_it_is_not(tmp_p
     assert (found.verdict, found.found.endswith("has the table barrier")) == ("ok", True)
 
 
-def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_database_is_not_created(tmp_path: Path) -> None:
     finding = check_database(f"sqlite:///{tmp_path / 'nothing.db'}")
     assert (finding.verdict, "cannot connect to" in finding.found) == ("fail", True)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "mysql", "mariadb+pymysql"])
-def test_a_server_that_does_not_answer_is_told_without_the_password(scheme: str) -> None:
+def test_an_unreachable_server_is_reported_without_the_password(scheme: str) -> None:
     finding = check_database(f"{scheme}://me:hidden@127.0.0.1:1/bank")
     assert (finding.verdict, "cannot connect to" in finding.found) == ("fail", True)
     assert "hidden" not in str(finding)
 
 
-def test_what_is_no_database_with_a_table_is_told() -> None:
+def test_a_url_that_is_not_a_database_with_a_barrier_is_reported() -> None:
     assert "Redis and MongoDB need no table" in check_database("redis://127.0.0.1:6379").advice
 
 
@@ -173,12 +173,14 @@ def test_a_checkback_that_is_mounted_is_fine(serve: Serve) -> None:
     ("status", "verdict", "advice"),
     [(404, "fail", "mount the route"), (401, "fail", "without a login"), (200, "warn", "handler of your own")],
 )
-def test_a_checkback_that_would_not_answer_peers_is_told(serve: Serve, status: int, verdict: str, advice: str) -> None:
+def test_a_checkback_that_would_not_answer_peers_is_reported(
+    serve: Serve, status: int, verdict: str, advice: str
+) -> None:
     finding = check_checkback(f"http://{serve(status, b'hello')}/avow/checkback")
     assert (finding.verdict, advice in finding.advice) == (verdict, True)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/checkback", "bank/checkback"])
-def test_a_checkback_that_is_not_reached_fails(url: str) -> None:
+def test_an_unreachable_checkback_fails(url: str) -> None:
     finding = check_checkback(url)
     assert (finding.verdict, bool(finding.advice)) == ("fail", True)

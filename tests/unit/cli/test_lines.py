@@ -34,7 +34,7 @@ def values_of(groups: list[Lines]) -> list[bytes]:
     return [bytes(value) for group in groups for value in group.values]
 
 
-def test_each_line_is_a_message_and_the_last_needs_no_end() -> None:
+def test_each_line_is_a_message_and_the_last_needs_no_newline() -> None:
     assert values_of(lines_of(b"one\ntwo\n\nfour")) == [b"one", b"two", b"", b"four"]
     assert values_of(lines_of(b"one\n")) == [b"one"]
     assert lines_of(b"") == []
@@ -47,7 +47,7 @@ def test_no_group_is_larger_than_the_batch_and_all_bytes_are_accounted_for() -> 
     assert sum(group.read_bytes for group in groups) == len(data)
 
 
-def test_a_line_that_is_there_does_not_wait_for_the_next_one() -> None:
+def test_a_complete_line_does_not_wait_for_the_next_one() -> None:
     reading, writing = os.pipe()
     try:
         source = from_descriptor(reading, batch=1000, separator=b"")
@@ -72,7 +72,7 @@ def test_a_line_without_the_separator_is_named() -> None:
         lines_of(b"a=1\nno key here\n", separator=b"=")
 
 
-def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
+def test_a_line_without_a_newline_does_not_fill_the_memory() -> None:
     with pytest.raises(InvalidRequest, match="longer than the largest message"):
         lines_of(b"x" * (MESSAGE_SIZE_BYTES_MAX + 2))
 
@@ -90,7 +90,7 @@ class Lane:
         return [Done("orders", lane or 0, first, self.end, b"")]
 
 
-def test_an_expected_version_goes_on_from_group_to_group() -> None:
+def test_an_expected_version_advances_from_group_to_group() -> None:
     lane, stored = Lane(), Stored("orders")
     groups = from_arguments(["a", "b", "c", "d", "e"], batch=2, separator=b"")
     write(lane, groups, stored, Shown(None, None), expected=0, lane=None)  # type: ignore[arg-type]

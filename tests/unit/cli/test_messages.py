@@ -12,7 +12,7 @@ from avow.client.reader import Message
 
 
 class Batch:
-    """What a reader is given, from a list."""
+    """Read results from a list."""
 
     def __init__(self, messages: list[Message]) -> None:
         self._messages = messages
@@ -39,15 +39,15 @@ def printed(form: Form, *, limit: int | None = None) -> tuple[bytes, Printer, in
     return out.getvalue(), printer, last
 
 
-def test_people_see_lane_version_key_and_value() -> None:
+def test_the_default_output_shows_lane_version_key_and_value() -> None:
     assert printed(Form.text)[0] == b"0:7  plain\n0:8  k  keyed\n0:9  \xff\x00\n"
 
 
-def test_values_alone_are_the_bytes_that_were_written() -> None:
+def test_values_are_printed_as_the_bytes_that_were_written() -> None:
     assert printed(Form.values)[0] == b"plain\nkeyed\n\xff\x00\n"
 
 
-def test_programs_get_the_json_lines_of_the_api() -> None:
+def test_json_output_has_the_json_lines_of_the_api() -> None:
     plain, keyed, raw = (json.loads(line) for line in printed(Form.json)[0].splitlines())
     assert plain == {"lane": 0, "version": 7, "value": "plain", "time_ms": 1_700_000_000_000}
     assert (keyed["key"], keyed["headers"], keyed["headers_base64"]) == ("k", {"trace": "abc"}, {"raw": "/w=="})
@@ -55,7 +55,7 @@ def test_programs_get_the_json_lines_of_the_api() -> None:
 
 
 @pytest.mark.parametrize(("limit", "last"), [(1, 7), (2, 8), (3, 9), (10, 9)])
-def test_no_more_than_asked_for_is_printed_and_the_last_one_is_known(limit: int, last: int) -> None:
+def test_a_printer_stops_at_its_limit_and_knows_the_last_version(limit: int, last: int) -> None:
     text, printer, reached = printed(Form.values, limit=limit)
     assert (printer.printed, reached) == (min(limit, 3), last)
     assert text.count(b"\n") == min(limit, 3)

@@ -35,7 +35,7 @@ def test_the_help_describes_each_flag() -> None:
         assert description[1:] in squeezed
 
 
-def test_the_table_in_the_documentation_is_the_one_made_from_the_settings() -> None:
+def test_the_documented_table_matches_the_settings() -> None:
     assert settings_table() in DOCUMENT.read_text("utf-8")
 
 
@@ -54,7 +54,7 @@ def test_a_wrong_setting_is_refused_before_anything_is_opened(arguments: list[st
     assert complaint in str(result.exception)
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     config = tmp_path / "avow.toml"
     config.write_text('number = "from file"\nlisten = "also wrong"\n')
     environment = {"AVOW_NUMBER": "from environment", "AVOW_LISTEN": "127.0.0.1:0"}

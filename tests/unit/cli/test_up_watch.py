@@ -17,7 +17,7 @@ class Process:
     def end(self, exit_code: int) -> None:
         self.alive, self.exit_code = False, exit_code  # type: ignore[assignment]
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return "its log ends with: boom"
 
 
@@ -58,7 +58,7 @@ def test_a_peer_that_ends_right_after_its_start_three_times_is_left_alone_with_i
     assert watch.tick(1000.0) == []
 
 
-def test_a_long_life_in_between_forgives_short_ones() -> None:
+def test_a_long_run_resets_the_count_of_short_ones() -> None:
     watch, processes = watched()
     for now in (1.0, 8.0, 100.0, 107.0):
         processes[1].end(-9)

@@ -33,29 +33,31 @@ def queue(end: int, *, coordinator: int | None = 2, held: bool = True) -> dict[s
     return {"name": "orders", "strategy": "two-phase", "lanes": [{**lane, "owner": None, "ended": False, "held": held}]}
 
 
-def said(end: int, *, coordinator: int | None = 2, held: bool = True) -> PeerAnswers:
+def answers_of(end: int, *, coordinator: int | None = 2, held: bool = True) -> PeerAnswers:
     answered = {"cluster": "c1", "incarnation": 4}
     return PeerAnswers(up=True, ready=True, cluster=answered, queues=(queue(end, coordinator=coordinator, held=held),))
 
 
 def three(**changes: PeerAnswers) -> ClusterView:
-    answers = {1: said(120), 2: said(120), 3: said(100)}
+    answers = {1: answers_of(120), 2: answers_of(120), 3: answers_of(100)}
     answers |= {int(name[1:]): answer for name, answer in changes.items()}
     return compose([listed(1), listed(2), listed(3)], answers, asked="http://10.0.0.1:7400")
 
 
-def test_a_lane_ends_where_the_furthest_peer_shows_it_and_the_others_are_behind() -> None:
+def test_a_lane_ends_where_the_most_advanced_peer_shows_it_and_the_others_lag() -> None:
     (lane,) = three().lanes
     assert (lane.end, lane.ends, lane.lag, lane.coordinator) == (120, {1: 120, 2: 120, 3: 100}, {3: 20}, 2)
 
 
 def test_a_peer_without_a_copy_is_not_behind() -> None:
-    (lane,) = three(p3=said(0, held=False)).lanes
+    (lane,) = three(p3=answers_of(0, held=False)).lanes
     assert (lane.end, lane.lag) == (120, {})
 
 
-def test_a_peer_that_calls_itself_coordinator_is_believed_before_the_others() -> None:
-    (lane,) = three(p1=said(120, coordinator=1), p2=said(120, coordinator=1), p3=said(100, coordinator=2)).lanes
+def test_a_peer_that_claims_to_coordinate_is_preferred_to_the_views_of_others() -> None:
+    (lane,) = three(
+        p1=answers_of(120, coordinator=1), p2=answers_of(120, coordinator=1), p3=answers_of(100, coordinator=2)
+    ).lanes
     assert lane.coordinator == 1
 
 
@@ -68,29 +70,29 @@ def test_a_peer_that_does_not_answer_is_shown_as_down_with_the_reason() -> None:
 
 
 def test_a_peer_that_left_is_not_in_the_table() -> None:
-    view = compose([listed(1), listed(2, "gone"), listed(3, "joining")], {1: said(1), 3: said(1)})
+    view = compose([listed(1), listed(2, "gone"), listed(3, "joining")], {1: answers_of(1), 3: answers_of(1)})
     assert [peer.number for peer in view.peers] == [1, 3]
     assert view.removed == (2,)
     assert "joining" in shown(tables(view))
 
 
-def test_a_lane_without_a_coordinator_says_so() -> None:
-    nobody = {f"p{number}": said(1, coordinator=None) for number in (1, 2, 3)}
+def test_a_lane_without_a_coordinator_is_shown_as_such() -> None:
+    nobody = {f"p{number}": answers_of(1, coordinator=None) for number in (1, 2, 3)}
     assert "none" in shown(tables(three(**nobody)))
 
 
-def test_names_are_shown_as_they_are_whatever_is_in_them() -> None:
+def test_names_are_shown_literally_whatever_they_contain() -> None:
     odd = {**queue(1), "name": "[red]alarm[/]"}
     view = compose([listed(1)], {1: PeerAnswers(up=True, ready=True, queues=(odd,))})
     assert "[red]alarm[/]" in shown(tables(view))
 
 
-def test_a_cluster_without_queues_says_what_to_do() -> None:
+def test_an_empty_cluster_says_how_to_create_a_queue() -> None:
     view = compose([listed(1)], {1: PeerAnswers(up=True, ready=True)})
     assert "avow queue create NAME" in shown(tables(view))
 
 
-def test_the_object_has_what_the_tables_have() -> None:
+def test_the_json_object_has_the_contents_of_the_tables() -> None:
     view = three()
     view = ClusterView(
         **{name: getattr(view, name) for name in view.__struct_fields__ if name != "subscribers"},
@@ -115,7 +117,7 @@ def test_the_live_view_counts_down_to_the_return_of_a_dead_peer() -> None:
         2: ProcessView(12, alive=False, returns_in_s=3.6),
     }
     apis = {number: f"http://127.0.0.1:740{number}" for number in processes}
-    view = compose([listed(1), listed(2)], {1: said(120), 2: PeerAnswers(trouble="gone")})
+    view = compose([listed(1), listed(2)], {1: answers_of(120), 2: PeerAnswers(trouble="gone")})
     text = shown(
         screen_of(
             view,
@@ -146,13 +148,13 @@ def test_the_live_view_shows_peers_before_anybody_answers() -> None:
     assert "starting" in text
 
 
-def test_rates_are_what_was_added_between_two_looks() -> None:
+def test_rates_are_computed_from_two_samples() -> None:
     rates = Rates()
     assert rates.update(three(), 10.0) == {}
-    assert rates.update(three(p1=said(320)), 12.0) == {5: 100.0}
+    assert rates.update(three(p1=answers_of(320)), 12.0) == {5: 100.0}
 
 
-def test_the_next_lines_begin_with_the_address() -> None:
+def test_the_suggested_commands_name_the_address() -> None:
     assert next_lines("http://a:1")[0] == "export AVOW_API=http://a:1"
 
 

@@ -34,13 +34,11 @@ def shape(method: Any) -> list[tuple[str, Any, Any]]:
     return [(one.name, one.kind, one.default) for one in inspect.signature(method).parameters.values()]
 
 
-def test_what_is_written_is_what_the_generator_writes_now() -> None:
+def test_the_generated_modules_are_up_to_date() -> None:
     assert blocking_client.main(["--check"]) == 0
 
 
-def test_a_module_that_is_out_of_date_is_named_and_then_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_outdated_module_is_reported_and_then_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in MODULES:
         (tmp_path / f"{name}.py").write_text((blocking_client.FOLDER / f"{name}.py").read_text())
     stale = tmp_path / "blocking_pledge.py"
@@ -52,12 +50,12 @@ def test_a_module_that_is_out_of_date_is_named_and_then_written(
 
 
 @pytest.mark.parametrize(("face", "made"), PAIRS, ids=[face.name for face in FACES])
-def test_every_public_method_has_a_face_with_the_same_parameters(face: Face, made: type) -> None:
+def test_every_public_method_has_a_blocking_one_with_the_same_parameters(face: Face, made: type) -> None:
     """Compared by introspection, not with the generator's own parser."""
-    names = [name for name, _ in public(face.source) if name not in face.left_out]
+    names = [name for name, _ in public(face.source) if name not in face.excluded]
     assert names
     for name, method in public(face.source):
-        if name in face.left_out:
+        if name in face.excluded:
             assert not hasattr(made, name), f"{face.name}.{name} is said to be left out"
             continue
         other = inspect.getattr_static(made, name)
@@ -74,9 +72,9 @@ def test_every_public_attribute_has_a_property(face: Face, made: type) -> None:
             assert isinstance(inspect.getattr_static(made, name), property), name
 
 
-def test_what_is_left_out_exists_in_the_async_client() -> None:
+def test_excluded_methods_exist_in_the_async_client() -> None:
     for face in FACES:
-        assert set(face.left_out) <= set(members(face.source)), face.name
+        assert set(face.excluded) <= set(members(face.source)), face.name
 
 
 def test_connecting_takes_the_same_parameters() -> None:
@@ -86,30 +84,30 @@ def test_connecting_takes_the_same_parameters() -> None:
 # ------------------------------------------------------------- the generator, on classes with a mistake
 
 
-def face_of(source: str, by_hand: str = "", *, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
+def face_of(source: str, handwritten: str = "", *, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
     """A blocking class generated from a module that is written for the test."""
     path = folder / "example.py"
-    path.write_text(textwrap.dedent(source) + "\n\n" + textwrap.dedent(by_hand))
+    path.write_text(textwrap.dedent(source) + "\n\n" + textwrap.dedent(handwritten))
     spec = spec_from_file_location("avow.example", path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "avow.example", module)
     spec.loader.exec_module(module)
-    return replace(TRANSACTION, source=module.Example, by_hand=getattr(module, "ByHand", None), left_out={})
+    return replace(TRANSACTION, source=module.Example, handwritten=getattr(module, "Handwritten", None), excluded={})
 
 
-def test_a_method_by_hand_with_other_parameters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handwritten_method_with_other_parameters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
         class Example:
             async def take(self, lane: int, *, count: int = 1) -> None: ...
     """
-    by_hand = """
-        class ByHand:
+    handwritten = """
+        class Handwritten:
             def take(self, lane: int, *, count: int = 2) -> None: ...
     """
-    face = face_of(source, by_hand, folder=tmp_path, monkeypatch=monkeypatch)
-    with pytest.raises(Disagreement, match=r"ByHand\.take\(self, lane: int, \*, count: int=2\)"):
+    face = face_of(source, handwritten, folder=tmp_path, monkeypatch=monkeypatch)
+    with pytest.raises(Disagreement, match=r"Handwritten\.take\(self, lane: int, \*, count: int=2\)"):
         list(methods(face))
 
 
@@ -124,9 +122,7 @@ def test_an_attribute_without_an_annotation_is_refused(tmp_path: Path, monkeypat
         list(methods(face))
 
 
-def test_types_that_only_a_loop_can_use_become_their_blocking_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_async_types_become_blocking_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = '''
         from __future__ import annotations
 

@@ -37,7 +37,7 @@ def begun(lanes: dict[int, int]) -> Acknowledgements:
     return acknowledgements
 
 
-def test_a_commit_of_a_batch_acknowledges_everything_that_was_handed_out_before_it() -> None:
+def test_a_commit_of_a_batch_acknowledges_all_earlier_ones() -> None:
     acknowledgements = begun({0: 0, 1: 5})
     group(acknowledgements, 1, 0, 1, 10)
     second = group(acknowledgements, 2, 1, 6, 7)
@@ -50,7 +50,7 @@ def test_a_commit_of_a_batch_acknowledges_everything_that_was_handed_out_before_
     assert acknowledgements.reported() == {0: (1, 10), 1: (2, 7)}
 
 
-def test_it_is_durable_when_the_barrier_behind_it_is_answered() -> None:
+def test_a_commit_is_durable_when_the_barrier_after_it_is_answered() -> None:
     acknowledgements = begun({0: 0})
     place = group(acknowledgements, 1, 0, 1, 10)
     assert place is not None
@@ -62,7 +62,7 @@ def test_it_is_durable_when_the_barrier_behind_it_is_answered() -> None:
     assert acknowledgements.is_durable(wanted)
 
 
-def test_what_comes_again_on_another_channel_is_not_handed_out_again_and_can_be_committed_there() -> None:
+def test_redelivered_messages_are_not_returned_again_and_can_be_committed() -> None:
     acknowledgements = begun({0: 0})
     first = group(acknowledgements, 1, 0, 1, 10)
     group(acknowledgements, 2, 0, 11, 20)
@@ -78,7 +78,7 @@ def test_what_comes_again_on_another_channel_is_not_handed_out_again_and_can_be_
     assert acknowledgements.ackable() == 0
 
 
-def test_only_what_is_new_in_a_group_is_handed_out() -> None:
+def test_only_the_new_messages_of_a_group_are_returned() -> None:
     acknowledgements = begun({0: 0})
     group(acknowledgements, 1, 0, 1, 10)
     acknowledgements.begin({0: 0})
@@ -99,7 +99,7 @@ def test_a_group_that_ends_elsewhere_than_the_batch_is_named_and_only_once() -> 
     assert acknowledgements.reported()[0] == (1, 10)
 
 
-def test_what_was_named_on_a_channel_that_failed_is_named_again_on_the_next() -> None:
+def test_acks_named_on_a_failed_channel_are_named_again_on_the_next() -> None:
     acknowledgements = begun({0: 0})
     first = group(acknowledgements, 1, 0, 1, 10)
     assert first is not None
@@ -110,7 +110,7 @@ def test_what_was_named_on_a_channel_that_failed_is_named_again_on_the_next() ->
         assert acknowledgements.unreported() == {0: 10}
 
 
-def test_a_lane_that_waits_behind_another_one_is_named_too() -> None:
+def test_a_lane_that_waits_for_another_one_is_named_too() -> None:
     acknowledgements = begun({0: 0, 1: 0})
     first = group(acknowledgements, 1, 0, 1, 10)
     group(acknowledgements, 2, 1, 1, 5)
@@ -123,7 +123,7 @@ def test_a_lane_that_waits_behind_another_one_is_named_too() -> None:
     assert acknowledgements.unreported() == {0: 10}
 
 
-def test_batches_of_a_lane_that_went_to_another_member_are_not_held_any_more() -> None:
+def test_batches_of_a_lane_that_moved_to_another_member_are_released() -> None:
     acknowledgements = begun({0: 0, 1: 0})
     mine, theirs = group(acknowledgements, 1, 0, 1, 5), group(acknowledgements, 2, 1, 1, 5)
     assert mine is not None
@@ -135,22 +135,22 @@ def test_batches_of_a_lane_that_went_to_another_member_are_not_held_any_more() -
     assert acknowledgements.processed() == {0: (1, 5)}
 
 
-def test_of_a_batch_whose_lane_is_lost_it_is_known_whether_it_was_committed_or_may_have_been() -> None:
+def test_a_batch_of_a_lost_lane_is_committed_or_unknown() -> None:
     acknowledgements = begun({0: 0})
     places = [group(acknowledgements, number, 0, number, number) for number in (1, 2, 3)]
-    done, said, left = [place for place in places if place is not None]
+    done, unconfirmed, left = [place for place in places if place is not None]
     acknowledgements.process(done)
     acknowledgements.ackable()
     acknowledgements.durable(acknowledgements.reported())
-    acknowledgements.process(said)
+    acknowledgements.process(unconfirmed)
     acknowledgements.ackable()
     for _ in range(2):
-        assert [acknowledgements.is_done(place) for place in (done, said, left)] == [True, False, False]
-        assert [acknowledgements.was_reported(place) for place in (done, said, left)] == [True, True, False]
+        assert [acknowledgements.is_done(place) for place in (done, unconfirmed, left)] == [True, False, False]
+        assert [acknowledgements.was_reported(place) for place in (done, unconfirmed, left)] == [True, True, False]
         acknowledgements.begin({})
 
 
-def test_a_lane_that_comes_back_is_read_from_its_cursor_and_its_old_batches_stay_lost() -> None:
+def test_a_returned_lane_is_read_from_its_cursor_and_its_old_batches_stay_lost() -> None:
     acknowledgements = begun({0: 0})
     old = group(acknowledgements, 1, 0, 1, 5)
     acknowledgements.begin({})
@@ -161,7 +161,7 @@ def test_a_lane_that_comes_back_is_read_from_its_cursor_and_its_old_batches_stay
     assert (acknowledgements.holds(again), acknowledgements.holds(old)) == (True, False)
 
 
-def test_a_cursor_that_others_have_moved_means_that_the_lane_was_lost_in_between() -> None:
+def test_a_cursor_moved_by_others_means_that_the_lane_was_lost() -> None:
     acknowledgements = begun({0: 0})
     old = group(acknowledgements, 1, 0, 1, 5)
     assert old is not None
@@ -170,7 +170,7 @@ def test_a_cursor_that_others_have_moved_means_that_the_lane_was_lost_in_between
     assert group(acknowledgements, 1, 0, 6, 9) is not None
 
 
-def test_a_cursor_that_moved_because_of_an_ack_that_got_no_answer_is_durable_now() -> None:
+def test_a_cursor_moved_by_an_unanswered_ack_is_durable() -> None:
     acknowledgements = begun({0: 0})
     place = group(acknowledgements, 1, 0, 1, 5)
     assert place is not None
@@ -181,7 +181,7 @@ def test_a_cursor_that_moved_because_of_an_ack_that_got_no_answer_is_durable_now
     assert acknowledgements.is_durable(wanted)
 
 
-def test_a_lane_that_opens_meanwhile_is_taken_with_its_first_group() -> None:
+def test_a_new_lane_is_accepted_with_its_first_group() -> None:
     acknowledgements = begun({3: 0})
     place = group(acknowledgements, 1, 7, 1, 4)
     assert place is not None
@@ -198,7 +198,7 @@ def pushed_range(values: list[bytes], *, lane: int = 0, first: int = 1) -> bytes
     return b"".join(range_parts(entry, lane=lane, first_version=first, offset=0, count=len(values)))
 
 
-def test_lanes_and_ranges_are_told_apart_whatever_the_number_of_the_lane() -> None:
+def test_lanes_and_ranges_are_distinguished_for_any_lane_number() -> None:
     assert read_pushed(memoryview(b'{"lanes":{"0":17,"3":0},"epoch":5}')) == LaneAssignment({0: 17, 3: 0}, 5)
     for lane in (0, int.from_bytes(b'{"la', "little") >> 16, 0x7B):
         found = only(read_pushed(memoryview(pushed_range([b"a"], lane=lane))))
@@ -216,7 +216,7 @@ def test_the_rest_of_a_range_begins_at_its_version() -> None:
     assert (rest.first_version, rest.last_version, rest.values()) == (6, 7, [b"b", b"c"])
 
 
-def test_joined_batches_read_like_one() -> None:
+def test_joined_batches_are_read_as_one() -> None:
     parts = []
     for first, values in ((1, [b"a", b"b"]), (3, [b"c"])):
         found = only(read_pushed(memoryview(pushed_range(values, first=first))))
@@ -228,21 +228,21 @@ def test_joined_batches_read_like_one() -> None:
     assert joined.to_arrow().column("value").to_pylist() == [b"a", b"b", b"c"]
 
 
-def test_positions_and_moves_are_said_in_the_words_of_the_wire() -> None:
+def test_positions_and_moves_are_encoded_in_the_wire_format() -> None:
     assert positions({3: 7, 0: 1}) == "0:1,3:7"
     assert json.loads(moved({0: 12})) == {"versions": {"0": 12}}
 
 
 def test_events_of_an_observer_are_typed() -> None:
     record = base64.b64encode(encode_batch([b"a", b"b"], write_id=bytes(16))).decode()
-    said = {"event": "enqueue", "lane": 3, "first_version": 5, "last_version": 6, "batch": record}
-    event = read_event(memoryview(json.dumps(said).encode()))
+    event_fields = {"event": "enqueue", "lane": 3, "first_version": 5, "last_version": 6, "batch": record}
+    event = read_event(memoryview(json.dumps(event_fields).encode()))
     assert isinstance(event, Enqueued)
     assert (event.lane, event.first_version, event.last_version, event.batch.values()) == (3, 5, 6, [b"a", b"b"])
     stored = {"event": "stored", "lane": 3, "peer": 2, "upto_version": 6}
     assert read_event(memoryview(json.dumps(stored).encode())) == Stored(3, 2, 6)
     committed = {"event": "committed", "lane": 3, "upto_version": 6}
     assert read_event(memoryview(json.dumps(committed).encode())) == Committed(3, 6)
-    for wrong in (b"{}", b'{"event":"other"}', json.dumps({**said, "batch": "!"}).encode()):
+    for wrong in (b"{}", b'{"event":"other"}', json.dumps({**event_fields, "batch": "!"}).encode()):
         with pytest.raises(Malformed):
             read_event(memoryview(wrong))

@@ -64,7 +64,7 @@ def test_each_message_of_a_batch_gets_its_own_version() -> None:
     assert third.first_version == 42
 
 
-def test_a_batch_that_fails_tells_everybody_who_waits() -> None:
+def test_a_batch_that_fails_reports_to_every_waiter() -> None:
     async def go() -> None:
         batch = closed()
         batch.futures.append(asyncio.get_running_loop().create_future())
@@ -87,7 +87,7 @@ def test_batches_leave_in_the_order_they_were_added_and_the_open_one_last() -> N
     assert not lane
 
 
-def test_what_is_put_back_goes_before_what_was_never_sent() -> None:
+def test_returned_batches_go_before_unsent_ones() -> None:
     lane = pending()
     for value in (b"1", b"2", b"3"):
         lane.add(closed(value))
@@ -99,7 +99,7 @@ def test_what_is_put_back_goes_before_what_was_never_sent() -> None:
     assert [batch.number for batch in found if batch] == [1, 2, 3]
 
 
-def test_an_open_batch_that_may_not_leave_grows_and_wakes_only_once() -> None:
+def test_an_open_batch_that_must_wait_grows_and_wakes_the_sender_once() -> None:
     woken: list[int] = []
     lane = pending(wake=lambda: woken.append(1))
     batch = lane.begin(0.0)
@@ -112,7 +112,7 @@ def test_an_open_batch_that_may_not_leave_grows_and_wakes_only_once() -> None:
     assert taken.count == 2
 
 
-def test_batches_past_their_deadline_are_given_out_once_the_open_one_too() -> None:
+def test_expired_batches_are_returned_once_including_the_open_one() -> None:
     lane = pending()
     lane.add(closed())
     lane.begin(5.0).put(b"later", None, None, None)
@@ -122,7 +122,7 @@ def test_batches_past_their_deadline_are_given_out_once_the_open_one_too() -> No
     assert not lane
 
 
-def test_a_full_client_refuses_and_wakes_who_waits_when_there_is_room() -> None:
+def test_a_full_client_refuses_and_wakes_waiters_when_there_is_room() -> None:
     async def go() -> None:
         budget = ByteBudget(size_bytes_max=100)
         budget.take(100)
@@ -138,7 +138,7 @@ def test_a_full_client_refuses_and_wakes_who_waits_when_there_is_room() -> None:
     asyncio.run(go())
 
 
-def test_a_batch_counts_its_room_until_it_is_settled() -> None:
+def test_a_batch_takes_room_until_its_outcome_is_known() -> None:
     budget = ByteBudget(size_bytes_max=OVERHEAD_BYTES + 1)
     lane = pending(budget)
     lane.add(closed(b"v"))
@@ -150,7 +150,7 @@ def test_a_batch_counts_its_room_until_it_is_settled() -> None:
     lane.add(closed())
 
 
-def test_splitting_respects_both_limits_and_leaves_nothing_out() -> None:
+def test_splitting_respects_both_limits_and_loses_nothing() -> None:
     many = list(split([0] * (limits.BATCH_COUNT_MAX + 5)))
     assert [len(span) for span in many] == [limits.BATCH_COUNT_MAX, 5]
     large = [limits.MESSAGE_SIZE_BYTES_MAX] * 20
@@ -165,7 +165,7 @@ def test_splitting_respects_both_limits_and_leaves_nothing_out() -> None:
     assert list(split([5])) == [range(1)]
 
 
-def test_what_could_be_written_to_later_is_copied() -> None:
+def test_mutable_buffers_are_copied() -> None:
     value = bytearray(b"abc")
     kept = plain_bytes(value)
     value[0] = 0
@@ -188,7 +188,7 @@ def test_columns_of_different_lengths_and_messages_too_large_are_refused_before_
         columns_of([bytes(limits.MESSAGE_SIZE_BYTES_MAX + 1)], keys=None, headers=None, times=None)
 
 
-def test_headers_and_keys_count_when_messages_are_cut_into_batches() -> None:
+def test_headers_and_keys_count_when_messages_are_split_into_batches() -> None:
     large = bytes(limits.MESSAGE_SIZE_BYTES_MAX // 2)
     columns = columns_of([b"v"] * 20, keys=[large] * 20, headers=[{"h": large}] * 20, times=[1] * 20)
     spans = list(split(columns.sizes(range(20))))

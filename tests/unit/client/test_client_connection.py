@@ -56,7 +56,7 @@ def answer(body: bytes, *, status: int = 200, extra: bytes = b"") -> bytes:
 
 
 @given(bodies=st.lists(st.binary(max_size=300), min_size=1, max_size=8), piece=st.integers(1, 400))
-def test_answers_come_in_order_however_the_bytes_are_cut(bodies: list[bytes], piece: int) -> None:
+def test_answers_are_parsed_in_order_however_the_bytes_are_cut(bodies: list[bytes], piece: int) -> None:
     peer = Peer(len(bodies))
     peer.feed(b"".join(map(answer, bodies)), piece)
     assert [found.body for found in peer.answers if isinstance(found, Answer)] == bodies
@@ -65,7 +65,7 @@ def test_answers_come_in_order_however_the_bytes_are_cut(bodies: list[bytes], pi
 
 @pytest.mark.parametrize("size", [65_536 - 40, 65_536, 200_000, 3_000_000])
 @pytest.mark.parametrize("piece", [1_000, 65_536, 1 << 30])
-def test_a_large_body_is_received_into_memory_of_its_own_and_the_next_answer_follows(size: int, piece: int) -> None:
+def test_a_large_body_is_received_into_separate_memory_and_the_next_answer_follows(size: int, piece: int) -> None:
     peer = Peer(2)
     body = bytes(range(256)) * (size // 256 + 1)
     peer.feed(answer(body[:size]) + answer(b"next"), piece)
@@ -85,7 +85,7 @@ def test_headers_are_found_whatever_their_case() -> None:
     assert not found.ok
 
 
-def test_an_interim_answer_is_passed_over() -> None:
+def test_an_interim_response_is_skipped() -> None:
     peer = Peer(1)
     peer.feed(b"HTTP/1.1 100 Continue\r\n\r\n" + answer(b"real"))
     assert [found.body for found in peer.answers if isinstance(found, Answer)] == [b"real"]
@@ -112,7 +112,7 @@ def test_an_answer_without_a_body_needs_no_length() -> None:
         b"x" * (PEER_BOUNDS.head_size_bytes_max + 1),
     ],
 )
-def test_bytes_that_are_no_answer_end_the_connection_and_every_request_on_it(garbage: bytes) -> None:
+def test_invalid_response_bytes_end_the_connection_and_all_its_requests(garbage: bytes) -> None:
     peer = Peer(2)
     peer.feed(garbage)
     assert peer.transport.aborted
@@ -123,7 +123,7 @@ def test_bytes_that_are_no_answer_end_the_connection_and_every_request_on_it(gar
 
 @pytest.mark.parametrize("requests", [0, 1])
 @pytest.mark.parametrize("extra", [answer(b""), b"HTTP/1.1 408 Req", b"\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
-def test_bytes_nobody_asked_for_end_the_connection(requests: int, extra: bytes) -> None:
+def test_unsolicited_bytes_end_the_connection(requests: int, extra: bytes) -> None:
     """Otherwise they would be read as the beginning of the answer to the next request."""
     peer = Peer(requests)
     peer.feed(answer(b"asked for") * requests + extra)
@@ -132,7 +132,7 @@ def test_bytes_nobody_asked_for_end_the_connection(requests: int, extra: bytes) 
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 30])
-def test_other_forms_of_answers_may_be_among_those_in_flight(piece: int) -> None:
+def test_responses_of_other_forms_may_be_pipelined(piece: int) -> None:
     peer = Peer(4)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\ntwo \r\n1;x=y\r\n2\r\n0\r\nT: z\r\n\r\n"
     peer.feed(answer(b"one") + chunked + answer(b"three") + b"HTTP/1.1 200 OK\r\n\r\nup to the end", piece)
@@ -142,7 +142,7 @@ def test_other_forms_of_answers_may_be_among_those_in_flight(piece: int) -> None
     assert peer.answers[3].body == b"up to the end"
 
 
-def test_a_body_up_to_the_end_is_lost_when_the_connection_is_reset_or_given_up() -> None:
+def test_a_body_that_ends_with_the_connection_is_lost_by_a_reset() -> None:
     for reset in (True, False):
         peer = Peer(1)
         peer.feed(b"HTTP/1.1 200 OK\r\n\r\nhalf")
@@ -156,7 +156,7 @@ def test_a_body_up_to_the_end_is_lost_when_the_connection_is_reset_or_given_up()
         assert found.begun
 
 
-def test_only_the_request_whose_answer_has_begun_is_touched() -> None:
+def test_only_the_request_whose_answer_has_begun_is_affected() -> None:
     for begun in (b"H", b"HTTP/1.1 100 Continue\r\n\r\n", answer(b"whole")[:-1]):
         peer = Peer(3)
         peer.feed(answer(b"one") + begun)
@@ -175,7 +175,7 @@ def test_a_refused_answer_has_begun_even_when_nothing_of_it_is_left_to_read() ->
     assert not found.untouched
 
 
-def test_of_an_answer_that_is_too_long_the_head_is_told() -> None:
+def test_the_head_of_a_response_that_is_too_long_is_reported() -> None:
     long = PEER_BOUNDS.body_size_bytes_max + 1
     for framing in (b"Content-Length: %d\r\n", b"Content-Length: %d\r\nConnection: close\r\n"):
         peer = Peer(2)
@@ -196,7 +196,7 @@ def test_an_answer_to_head_has_no_body_whatever_its_head_says() -> None:
     assert peer.connection.usable
 
 
-def test_a_lost_connection_tells_each_request_once_and_takes_no_more() -> None:
+def test_a_lost_connection_fails_each_request_once_and_accepts_no_more() -> None:
     peer = Peer(2)
     peer.feed(answer(b"one"))
     peer.connection.connection_lost(ConnectionResetError("reset"))
@@ -207,7 +207,7 @@ def test_a_lost_connection_tells_each_request_once_and_takes_no_more() -> None:
     assert not late[0].sent
 
 
-def test_a_peer_that_closes_after_an_answer_leaves_the_rest_lost() -> None:
+def test_a_close_after_an_answer_loses_the_remaining_requests() -> None:
     peer = Peer(2)
     peer.feed(answer(b"one", extra=b"Connection: close\r\n") + answer(b"two"))
     assert [type(found) for found in peer.answers] == [Answer, Lost]
@@ -225,7 +225,7 @@ def test_silence_ends_a_connection_only_while_something_waits_and_nothing_moves(
     assert [type(found) for found in peer.answers] == [Lost]
 
 
-def test_a_request_that_is_still_leaving_is_not_silence() -> None:
+def test_a_request_that_is_still_being_sent_is_not_silence() -> None:
     peer = Peer(1)
     start = peer.connection.moved_at
     for step, unsent in enumerate((900, 600, 300)):

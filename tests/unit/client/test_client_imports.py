@@ -23,6 +23,6 @@ def test_the_client_loads_no_optional_library_until_it_is_needed() -> None:
     assert not loaded & set(_ABSENT)
 
 
-def test_a_name_the_package_does_not_have_is_an_attribute_error() -> None:
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
     code = "import avow\ntry:\n    avow.nothing\nexcept AttributeError as e:\n    assert 'nothing' in str(e)"
     imported_by(code + "\nassert {'connect', 'connect_blocking', 'errors'} <= set(dir(avow))")

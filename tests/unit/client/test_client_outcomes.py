@@ -15,7 +15,7 @@ def answer(status: int, body: bytes) -> Answer:
     return Answer(status, b"http/1.1", body)
 
 
-def test_every_code_becomes_its_class_with_the_message_of_the_peer() -> None:
+def test_every_code_becomes_its_error_class_with_the_peers_message() -> None:
     codes = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, AvowError)]
     for cls in codes:
         error = errors_from(cls.code, "as the peer said", {})
@@ -39,7 +39,7 @@ def test_details_of_other_errors_keep_their_names() -> None:
     assert malformed.what == "record"
 
 
-def test_a_code_nobody_knows_is_refused_only_if_it_says_that_it_is_definite() -> None:
+def test_an_unknown_code_is_refused_only_if_it_is_marked_definite() -> None:
     assert type(errors_from("NEW_CODE", "m", {"definite": True})) is Refused
     assert not errors_from("NEW_CODE", "m", {"definite": False}).definite
 
@@ -47,11 +47,11 @@ def test_a_code_nobody_knows_is_refused_only_if_it_says_that_it_is_definite() ->
 @pytest.mark.parametrize(
     ("status", "cls"), [(503, Busy), (429, Busy), (404, InvalidRequest), (502, Unknown), (500, Unknown), (504, Unknown)]
 )
-def test_what_is_no_answer_of_a_peer_claims_no_more_than_is_known(status: int, cls: type[AvowError]) -> None:
+def test_an_answer_that_is_not_from_a_peer_claims_no_more_than_is_known(status: int, cls: type[AvowError]) -> None:
     assert type(error_of(answer(status, b"<html>proxy</html>"))) is cls
 
 
-def test_a_refusal_stays_one_when_no_attempt_may_have_happened() -> None:
+def test_a_refusal_stays_definite_when_no_attempt_may_have_happened() -> None:
     error = Offline("no quorum")
     assert final(error, maybe=False) is error
 
@@ -64,7 +64,7 @@ def test_a_refusal_after_an_attempt_without_an_answer_is_unknown_and_names_the_w
         assert found.__cause__ is error
 
 
-def test_not_equal_is_definite_also_after_a_lost_attempt_once_the_lane_has_passed_it() -> None:
+def test_not_equal_is_definite_even_after_a_lost_attempt_once_the_lane_has_passed_it() -> None:
     passed = NotEqual(expected=3, current=9)
     assert final(passed, maybe=True) is passed
     assert isinstance(final(NotEqual(expected=9, current=3), maybe=True), Unknown)

@@ -36,7 +36,7 @@ def test_a_gid_has_22_letters_and_digits_and_is_new_each_time() -> None:
     assert all(len(gid) == 22 and gid.isalnum() and gid.isascii() for gid in gids)
 
 
-def test_a_request_names_branches_in_order_and_only_the_options_that_were_given() -> None:
+def test_a_request_lists_branches_in_order_and_only_the_options_that_were_set() -> None:
     made = draft().call("http://a/in", {"amount": 30}).publish("q/1", "text", key=b"\xff k").topic("news", b"\xfe")
     assert asked(made, "http://a/checkback") == {
         "checkback": "http://a/checkback",
@@ -48,7 +48,7 @@ def test_a_request_names_branches_in_order_and_only_the_options_that_were_given(
     }
 
 
-def test_options_are_sent_flat_and_a_time_in_milliseconds() -> None:
+def test_options_are_sent_flat_and_times_in_milliseconds() -> None:
     at = datetime(2030, 1, 1, tzinfo=UTC)
     made = draft(wait_result=True, delay_s=2.5, branch_headers={"a": "b"}, retry_limit=3)
     assert asked(made) == {
@@ -67,7 +67,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
         Draft("g", Options(not_before=datetime(2030, 1, 1))).request()  # noqa: DTZ001
 
 
-def test_what_was_sent_is_fixed() -> None:
+def test_a_pledge_cannot_be_changed_after_it_was_sent() -> None:
     made = draft().call("http://a/in")
     first = made.request()
     with pytest.raises(InvalidRequest, match="fixed"):
@@ -105,7 +105,7 @@ def test_point_13_no_state_of_the_delivery_makes_a_commit_look_failed(
     assert outcome.committed is True
 
 
-def test_who_only_asks_the_coordinator_learns_no_more_than_it_knows() -> None:
+def test_asking_the_coordinator_reveals_no_more_than_it_knows() -> None:
     assert current_outcome(PledgeAnswer("g", "failed", reason="e")) == RolledBack("g", reason="e")
     unknown = current_outcome(PledgeAnswer("g", "prepared"))
     assert isinstance(unknown, OutcomeUnknown)

@@ -32,14 +32,14 @@ def test_a_whole_batch_gives_its_values_and_versions() -> None:
     assert batch.to_arrow().column("value").to_pylist() == VALUES
 
 
-def test_a_part_of_a_batch_gives_only_the_messages_that_are_meant() -> None:
+def test_a_part_of_a_batch_gives_only_its_own_messages() -> None:
     (batch,) = page_of(range_of(encode_batch(VALUES), first_version=44, offset=3, count=4))
     assert batch.values() == VALUES[3:7]
     assert batch.to_arrow().column("value").to_pylist() == VALUES[3:7]
     assert [message.version for message in batch.messages()] == [44, 45, 46, 47]
 
 
-def test_keys_headers_and_times_come_with_their_messages() -> None:
+def test_keys_headers_and_times_are_read_with_their_messages() -> None:
     record = encode_batch(
         VALUES[:3],
         keys=[b"k", None, b""],
@@ -65,7 +65,7 @@ def test_messages_without_a_time_of_their_own_have_the_time_of_their_batch() -> 
     assert {message.time_ms for message in batch.messages()} == {123}
 
 
-def test_a_changed_byte_is_found_before_anybody_reads_it() -> None:
+def test_a_changed_byte_is_detected_before_the_batch_is_read() -> None:
     body = bytearray(range_of(encode_batch(VALUES), first_version=1, offset=0, count=10))
     body[-20] ^= 1
     with pytest.raises(BadChecksum):
@@ -83,7 +83,7 @@ def test_a_read_that_ends_inside_a_batch_cuts_it_there() -> None:
     assert _up_to(batches, 20) == batches
 
 
-def test_an_empty_answer_stays_where_it_was() -> None:
+def test_an_empty_answer_does_not_advance() -> None:
     page = read_page(Answer(200, b"http/1.1 200 ok", b""), after=12)
     assert (page.batches, page.next_after, page.end) == ([], 12, 12)
 
@@ -94,7 +94,7 @@ def test_only_a_subscribers_batch_can_be_committed() -> None:
         asyncio.run(batch.commit())
 
 
-def test_a_message_by_its_version_id_is_bytes_again_whether_it_was_text_or_not() -> None:
+def test_a_message_read_by_its_version_id_is_bytes_for_text_and_binary_values() -> None:
     text = read_stored(b'{"lane":0,"version":7,"committed":false,"stored_by":[1,2],"value":"\xc3\xa9","key":"k"}')
     assert (text.value, text.key, text.committed, text.stored_by) == ("é".encode(), b"k", False, (1, 2))
     other = read_stored(b'{"lane":0,"version":8,"value_base64":"/w==","headers":{"a":"b"},"time_ms":5}')

@@ -24,7 +24,7 @@ def numbers(peers: list[Peer], *, times: int) -> list[int]:
     return found
 
 
-def test_without_a_preference_the_first_peer_is_asked_and_then_the_others_in_turn() -> None:
+def test_without_a_preference_peers_are_asked_in_turn() -> None:
     assert numbers([Peer(1), Peer(2), Peer(3)], times=5) == [1, 2, 3, 1, 2]
 
 
@@ -37,7 +37,7 @@ def test_the_preferred_peer_is_asked_unless_it_failed_just_now() -> None:
     assert choose(peers, preferred=3, now=12.0).number == 3
 
 
-def test_peers_that_failed_lately_are_asked_last_and_the_one_whose_time_is_nearest_first() -> None:
+def test_recently_failed_peers_are_asked_last_earliest_due_first() -> None:
     peers = [Peer(1, suspect_until=20.0), Peer(2, suspect_until=15.0), Peer(3)]
     assert numbers(peers, times=3) == [3, 3, 3] or numbers(peers, times=1) == [3]
     only_suspects = peers[:2]
@@ -95,7 +95,7 @@ def refusal(code: str, *, status: int, definite: bool, retriable: bool) -> Answe
         (refusal("FORBIDDEN", status=403, definite=True, retriable=False), Step.REFUSED),
     ],
 )
-def test_an_answer_decides_whether_and_how_to_go_on(answer: Answer | Lost, step: Step) -> None:
+def test_an_answer_decides_whether_and_how_to_retry(answer: Answer | Lost, step: Step) -> None:
     assert step_after(answer)[0] is step
 
 
@@ -112,6 +112,6 @@ def test_addresses_are_read_with_and_without_a_scheme() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "host", "ftp://h:1", "http://:1", "http://h:port", "http://h"])
-def test_what_is_no_address_is_refused_with_how_to_write_one(url: str) -> None:
+def test_an_invalid_address_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(InvalidRequest, match="http://host:port"):
         parse_address(url)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from tests.scripted_cluster import PeerServer, Request, ScriptedCluster
-from tests.unit.client.virtual_client import SWEEP_S, Told, everything, now, play, tell_writes, write_ids, writes
+from tests.unit.client.virtual_client import SWEEP_S, Scripted, everything, now, play, script_writes, write_ids, writes
 from tests.virtual_loop import VirtualLoop
 
 from avow.client.client import Client
@@ -33,10 +33,10 @@ def lanes_of(cluster: ScriptedCluster) -> dict[bytes, list[int]]:
     return found
 
 
-async def lost_write(cluster: ScriptedCluster, queue: Queue, told: Told = "drop") -> asyncio.Future[Done]:
+async def lost_write(cluster: ScriptedCluster, queue: Queue, answer: Scripted = "drop") -> asyncio.Future[Done]:
     """A write whose answer from peer 1 was lost. The peer answers no later write."""
     await queue.enqueue(b"0")
-    cluster.peer(1).script = tell_writes(told, then="drop")
+    cluster.peer(1).script = script_writes(answer, then="drop")
     lost = queue.send(b"1")
     await asyncio.sleep(0.001)
     assert queue.statistics()[0]["settling"] == 1
@@ -47,10 +47,17 @@ async def lost_write(cluster: ScriptedCluster, queue: Queue, told: Told = "drop"
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_write_is_never_in_two_lanes_whatever_breaks_and_whoever_dies(seed: int) -> None:
+def test_a_write_is_never_in_two_lanes_whatever_fails(seed: int) -> None:
     """Connections break before and after a write, peers refuse, and peers restart."""
     random = Random(seed)
-    troubles: list[Told] = [None, "drop", "act and drop", "silent", Offline("no quorum"), LaneEnded("opening another")]
+    troubles: list[Scripted] = [
+        None,
+        "drop",
+        "act and drop",
+        "silent",
+        Offline("no quorum"),
+        LaneEnded("opening another"),
+    ]
 
     async def trouble(cluster: ScriptedCluster) -> None:
         for _ in range(6):
@@ -58,7 +65,7 @@ def test_a_write_is_never_in_two_lanes_whatever_breaks_and_whoever_dies(seed: in
             peer = random.choice(cluster.peers)
             if random.random() < 0.5:
                 await peer.run_again()
-            peer.script = tell_writes(*random.choices(troubles, [4, 1, 1, 1, 1, 1], k=10))
+            peer.script = script_writes(*random.choices(troubles, [4, 1, 1, 1, 1, 1], k=10))
 
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue, sent = client.queue("q"), []
@@ -76,11 +83,11 @@ def test_a_write_is_never_in_two_lanes_whatever_breaks_and_whoever_dies(seed: in
     assert sorted(everything(cluster), key=int) == [b"%d" % number for number in range(50)]
 
 
-def test_a_lost_answer_is_asked_again_in_the_same_lane_while_its_peer_lives() -> None:
+def test_a_write_without_an_answer_is_retried_in_the_same_lane_while_its_peer_lives() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes("act and drop")
+        cluster.peer(1).script = script_writes("act and drop")
         done = await queue.enqueue(b"1")
         assert (done.lane, done.first_version) == (LANE, 2)
 
@@ -89,11 +96,11 @@ def test_a_lost_answer_is_asked_again_in_the_same_lane_while_its_peer_lives() ->
     assert everything(cluster) == [b"0", b"1"]
 
 
-def test_a_refusal_that_is_definite_frees_the_write_for_another_lane() -> None:
+def test_a_definite_refusal_frees_the_write_for_another_lane() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
-        cluster.peer(1).script = tell_writes(then=Offline("no quorum here"))
-        cluster.peer(2).script = tell_writes(then=LaneEnded("opening another"))
+        cluster.peer(1).script = script_writes(then=Offline("no quorum here"))
+        cluster.peer(2).script = script_writes(then=LaneEnded("opening another"))
         began = now()
         assert (await queue.enqueue(b"1")).lane == 13
         assert now() - began < 1.0
@@ -105,7 +112,7 @@ def test_a_refusal_that_is_definite_frees_the_write_for_another_lane() -> None:
 # ----------------------------------------------------------------------------------------------- the dead owner
 
 
-def test_the_write_of_a_dead_owner_is_asked_about_elsewhere_until_it_is_known_to_be_there() -> None:
+def test_a_dead_owners_write_is_looked_up_at_other_peers_until_it_is_found() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         for peer in cluster.peers[1:]:  # they do not know it yet
@@ -127,7 +134,7 @@ def test_the_write_of_a_dead_owner_is_asked_about_elsewhere_until_it_is_known_to
     assert all(request.query["lane"] == str(LANE) for request in lookups(cluster.peer(2)) + lookups(cluster.peer(3)))
 
 
-def test_the_write_of_a_dead_owner_goes_elsewhere_once_its_lane_has_ended_without_it() -> None:
+def test_a_dead_owners_write_goes_to_another_lane_once_its_lane_has_ended_without_it() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         lost = await lost_write(cluster, queue)
@@ -146,7 +153,7 @@ def test_the_write_of_a_dead_owner_goes_elsewhere_once_its_lane_has_ended_withou
 
 
 @pytest.mark.parametrize("unreachable", [False, True])
-def test_new_writes_go_on_through_another_peer_at_once(unreachable: bool) -> None:
+def test_new_writes_continue_through_another_peer_at_once(unreachable: bool) -> None:
     """Also if connection attempts to the dead peer's address time out."""
 
     async def work(cluster: ScriptedCluster, client: Client) -> None:
@@ -167,11 +174,11 @@ def test_new_writes_go_on_through_another_peer_at_once(unreachable: bool) -> Non
     assert Counter(everything(play(work, pubsub=True, timeout_s=60.0))) == Counter(b"%d" % n for n in range(12))
 
 
-def test_while_nobody_can_know_the_write_ends_unknown_at_its_deadline_with_its_lane() -> None:
+def test_an_undecidable_write_ends_unknown_at_its_deadline_with_its_lane() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(then="drop")
+        cluster.peer(1).script = script_writes(then="drop")
         began = now()
         with pytest.raises(Unknown) as caught:
             await queue.enqueue(b"1")
@@ -185,7 +192,7 @@ def test_while_nobody_can_know_the_write_ends_unknown_at_its_deadline_with_its_l
 def test_a_write_that_every_peer_refuses_is_refused_at_its_deadline() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         for peer in cluster.peers:
-            peer.script = tell_writes(then=Offline("no quorum"))
+            peer.script = script_writes(then=Offline("no quorum"))
         began = now()
         with pytest.raises(Offline):
             await client.queue("q").enqueue(b"1")
@@ -194,7 +201,7 @@ def test_a_write_that_every_peer_refuses_is_refused_at_its_deadline() -> None:
     assert everything(play(work, pubsub=True, timeout_s=5.0)) == []
 
 
-def test_a_write_that_is_being_asked_about_is_unknown_with_its_lane_when_the_client_is_closed() -> None:
+def test_a_write_under_lookup_is_unknown_with_its_lane_when_the_client_is_closed() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         lost = await lost_write(cluster, queue)

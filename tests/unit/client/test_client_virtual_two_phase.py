@@ -9,7 +9,17 @@ from random import Random
 
 import pytest
 from tests.scripted_cluster import PeerServer, ScriptedCluster
-from tests.unit.client.virtual_client import SWEEP_S, Told, everything, gaps, now, play, tell_writes, write_ids, writes
+from tests.unit.client.virtual_client import (
+    SWEEP_S,
+    Scripted,
+    everything,
+    gaps,
+    now,
+    play,
+    script_writes,
+    write_ids,
+    writes,
+)
 
 from avow.client.client import Client
 from avow.errors import (
@@ -26,9 +36,9 @@ from avow.errors import (
 FIRST_S, LONGEST_S = 0.02, 0.5  # pauses between attempts
 
 
-def tell_all(cluster: ScriptedCluster, told: Told) -> None:
+def script_all(cluster: ScriptedCluster, answer: Scripted) -> None:
     for peer in cluster.peers:
-        peer.script = tell_writes(then=told)
+        peer.script = script_writes(then=answer)
 
 
 async def refused(work: asyncio.Future[object] | object) -> AvowError:
@@ -40,11 +50,11 @@ async def refused(work: asyncio.Future[object] | object) -> AvowError:
 # ------------------------------------------------------------------------------------------ repeats and order
 
 
-def test_a_write_whose_answer_was_lost_is_repeated_with_the_same_id_and_not_doubled() -> None:
+def test_a_write_whose_answer_was_lost_is_retried_with_the_same_id_and_not_duplicated() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        cluster.peer(1).script = tell_writes("act and drop", then="drop")
+        cluster.peer(1).script = script_writes("act and drop", then="drop")
         done = await queue.enqueue(b"second")
         assert done.first_version == 2
         first, lost, *again = writes(cluster)
@@ -57,13 +67,13 @@ def test_a_write_whose_answer_was_lost_is_repeated_with_the_same_id_and_not_doub
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_order_is_kept_and_nothing_is_doubled_whatever_connections_break(seed: int) -> None:
+def test_order_is_kept_and_nothing_is_duplicated_whichever_connections_break(seed: int) -> None:
     """Each peer breaks some connections before it executes a write, some after, and leaves some unanswered."""
     random = Random(seed)
 
     def breaks(peer: PeerServer) -> None:
-        troubles: list[Told] = random.choices([None, "drop", "act and drop", "silent"], [6, 1, 1, 1], k=20)
-        peer.script = tell_writes(*troubles)
+        troubles: list[Scripted] = random.choices([None, "drop", "act and drop", "silent"], [6, 1, 1, 1], k=20)
+        peer.script = script_writes(*troubles)
 
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
@@ -81,12 +91,12 @@ def test_order_is_kept_and_nothing_is_doubled_whatever_connections_break(seed: i
     assert everything(play(work, timeout_s=300.0, seed=seed)) == [b"%d" % number for number in range(60)]
 
 
-def test_a_batch_behind_one_that_failed_waits_until_that_one_is_done() -> None:
+def test_a_batch_after_a_failed_one_waits_until_that_is_done() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
         for peer in cluster.peers:
-            peer.script = tell_writes(*[Offline("taking over")] * (2 if peer.number == 1 else 1))
+            peer.script = script_writes(*[Offline("taking over")] * (2 if peer.number == 1 else 1))
         first = queue.send(b"1")
         await asyncio.sleep(0)
         second = queue.send(b"2")
@@ -99,11 +109,11 @@ def test_a_batch_behind_one_that_failed_waits_until_that_one_is_done() -> None:
     assert everything(cluster) == [b"1", b"2"]
 
 
-def test_nothing_new_is_sent_while_a_batch_that_failed_waits_for_those_behind_it() -> None:
+def test_nothing_new_is_sent_while_a_failed_batch_waits_for_those_in_flight() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
-        cluster.peer(1).script = tell_writes(Offline("no quorum"), 2.0)
+        cluster.peer(1).script = script_writes(Offline("no quorum"), 2.0)
         refused, slow = queue.send(b"1"), queue.send(b"2", expected=1)
         await asyncio.sleep(1.0)
         late = queue.send(b"3")
@@ -131,7 +141,7 @@ def test_a_redirect_is_followed_without_a_pause() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        cluster.peer(1).script = tell_writes(then=NotCoordinator("no", coordinator=3, api=cluster.peer(3).url))
+        cluster.peer(1).script = script_writes(then=NotCoordinator("no", coordinator=3, api=cluster.peer(3).url))
         cluster.coordinator = 3
         began = now()
         await queue.enqueue(b"second")
@@ -141,11 +151,11 @@ def test_a_redirect_is_followed_without_a_pause() -> None:
     play(work)
 
 
-def test_peers_that_send_a_client_round_in_circles_are_not_asked_without_end() -> None:
+def test_a_redirect_loop_between_peers_ends() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         for peer in cluster.peers:
             other = cluster.peer(peer.number % 3 + 1)
-            peer.script = tell_writes(then=NotCoordinator("no", coordinator=other.number, api=other.url))
+            peer.script = script_writes(then=NotCoordinator("no", coordinator=other.number, api=other.url))
         error = await refused(client.queue("q").enqueue(b"x"))
         assert isinstance(error, NotCoordinator)
 
@@ -154,27 +164,27 @@ def test_peers_that_send_a_client_round_in_circles_are_not_asked_without_end() -
 
 # --------------------------------------------------------------------------------------------------- deadlines
 
-MAYBE: list[Told] = ["drop", "act and drop", "silent", "garbage", Unknown("no quorum answered")]
-NEVER: list[Told] = [Offline("no quorum")]
+MAYBE: list[Scripted] = ["drop", "act and drop", "silent", "garbage", Unknown("no quorum answered")]
+NEVER: list[Scripted] = [Offline("no quorum")]
 
 
-@pytest.mark.parametrize("told", MAYBE + NEVER, ids=lambda told: told if isinstance(told, str) else told.code)
-def test_at_the_deadline_a_write_is_unknown_if_an_attempt_may_have_happened_and_else_refused(told: Told) -> None:
+@pytest.mark.parametrize("answer", MAYBE + NEVER, ids=lambda answer: answer if isinstance(answer, str) else answer.code)
+def test_at_its_deadline_a_write_is_unknown_if_an_attempt_may_have_happened_else_refused(answer: Scripted) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
-        tell_all(cluster, told)
+        script_all(cluster, answer)
         began = now()
         error = await refused(queue.enqueue(b"x"))
         assert 5.0 <= now() - began <= 5.0 + SWEEP_S + 1e-6
-        assert isinstance(error, Unknown) == (told in MAYBE)
-        assert error.definite == (told in NEVER)
+        assert isinstance(error, Unknown) == (answer in MAYBE)
+        assert error.definite == (answer in NEVER)
         if isinstance(error, Unknown):
             assert error.__dict__["write_id"] == write_ids(cluster)[0]
 
     cluster = play(work, timeout_s=5.0)
     assert len(set(write_ids(cluster))) == 1
-    assert everything(cluster) == ([b"x"] if told == "act and drop" else [])
+    assert everything(cluster) == ([b"x"] if answer == "act and drop" else [])
 
 
 @pytest.mark.parametrize("maybe_at", [1, 2, 3])
@@ -182,14 +192,14 @@ def test_one_attempt_that_may_have_happened_outweighs_all_that_did_not(maybe_at:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
-        tell_all(cluster, Offline("no quorum"))
-        cluster.peer(maybe_at).script = tell_writes("drop", then=Offline("no quorum"))
+        script_all(cluster, Offline("no quorum"))
+        cluster.peer(maybe_at).script = script_writes("drop", then=Offline("no quorum"))
         assert isinstance(await refused(queue.enqueue(b"x")), Unknown)
 
     play(work)
 
 
-def test_a_write_that_could_reach_nobody_is_refused_at_its_deadline() -> None:
+def test_a_write_that_reached_no_peer_is_refused_at_its_deadline() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
@@ -203,11 +213,11 @@ def test_a_write_that_could_reach_nobody_is_refused_at_its_deadline() -> None:
     assert writes(play(work, timeout_s=5.0)) == []
 
 
-def test_an_expectation_that_the_lane_has_passed_is_a_definite_conflict_even_after_a_lost_answer() -> None:
+def test_an_expected_version_that_the_lane_has_passed_is_a_definite_conflict() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue_many([b"1", b"2"])
-        cluster.peer(1).script = tell_writes("drop")
+        cluster.peer(1).script = script_writes("drop")
         error = await refused(queue.enqueue(b"3", expected=1))
         assert isinstance(error, NotEqual)
         assert (error.expected, error.current) == (1, 2)
@@ -218,16 +228,16 @@ def test_an_expectation_that_the_lane_has_passed_is_a_definite_conflict_even_aft
 # ----------------------------------------------------------------------------------------------------- pauses
 
 
-def test_pauses_double_up_to_half_a_second_and_begin_anew_after_a_success() -> None:
+def test_pauses_double_up_to_half_a_second_and_are_reset_by_a_success() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
         for _ in range(2):
             before = len(writes(cluster))
-            tell_all(cluster, Offline("no quorum"))
+            script_all(cluster, Offline("no quorum"))
             waiting = queue.send(b"x")
             await asyncio.sleep(10.0)
-            tell_all(cluster, None)
+            script_all(cluster, None)
             await waiting
             measured = gaps(writes(cluster)[before:])
             ceilings = [min(FIRST_S * 2**tries, LONGEST_S) for tries in range(len(measured))]
@@ -238,13 +248,13 @@ def test_pauses_double_up_to_half_a_second_and_begin_anew_after_a_success() -> N
     play(work, timeout_s=60.0)
 
 
-def test_a_silent_connection_is_given_up_after_a_second_and_later_after_more() -> None:
+def test_a_silent_connection_is_given_up_after_a_growing_timeout() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
         for peer in cluster.peers[1:]:
             await peer.kill()
-        tell_all(cluster, "silent")
+        script_all(cluster, "silent")
         error = await refused(queue.enqueue(b"x"))
         assert isinstance(error, Unknown)
         waits = gaps([request for request in cluster.peer(1).requests if request.is_write])
@@ -256,7 +266,7 @@ def test_a_silent_connection_is_given_up_after_a_second_and_later_after_more() -
     play(work, timeout_s=60.0)
 
 
-def test_a_call_is_repeated_at_other_peers_and_is_offline_when_a_read_finds_nobody() -> None:
+def test_a_read_is_retried_at_other_peers_and_is_offline_if_none_answers() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         cluster.peer(1).script = lambda request: "silent"
         began = now()
@@ -273,7 +283,7 @@ def test_a_call_is_repeated_at_other_peers_and_is_offline_when_a_read_finds_nobo
 
 def test_a_removal_whose_answer_was_lost_is_done_when_the_repeat_finds_nothing() -> None:
     def lose_an_answer(cluster: ScriptedCluster) -> None:
-        script: Iterator[Told] = chain(["act and drop"], repeat(None))
+        script: Iterator[Scripted] = chain(["act and drop"], repeat(None))
         for peer in cluster.peers:
             peer.script = lambda request: next(script) if request.method == "DELETE" else None
 
@@ -292,7 +302,7 @@ def test_a_removal_whose_answer_was_lost_is_done_when_the_repeat_finds_nothing()
     play(work)
 
 
-def test_a_sweep_that_asks_to_be_watched_again_does_not_add_a_timer() -> None:
+def test_a_sweep_that_is_scheduled_again_does_not_add_a_timer() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         swept: list[float] = []
 
@@ -336,11 +346,11 @@ def test_a_queue_is_unknown_only_when_every_peer_says_so(pubsub: bool) -> None:
 
 
 @pytest.mark.parametrize("pubsub", [False, True])
-def test_closing_decides_everything_unknown_where_it_was_sent_and_refused_where_not(pubsub: bool) -> None:
+def test_closing_makes_sent_writes_unknown_and_unsent_ones_refused(pubsub: bool) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"first")
-        tell_all(cluster, "silent")
+        script_all(cluster, "silent")
         sent = []
         for number in range(20):  # more batches than may be in flight
             sent.append(queue.send(b"%d" % number))
@@ -363,16 +373,16 @@ def test_closing_decides_everything_unknown_where_it_was_sent_and_refused_where_
 
 
 @pytest.mark.parametrize("pubsub", [False, True])
-def test_callers_that_stop_waiting_call_nothing_back_and_leave_nothing_behind(pubsub: bool) -> None:
+def test_callers_that_stop_waiting_get_no_callback_and_leave_nothing(pubsub: bool) -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.enqueue(b"0")
-        tell_all(cluster, "silent")
+        script_all(cluster, "silent")
         callers = [asyncio.ensure_future(queue.enqueue(b"%d" % number)) for number in (1, 2, 3)]
         await asyncio.sleep(0.01)
         for caller in callers:
             caller.cancel()
-        tell_all(cluster, None)
+        script_all(cluster, None)
         done = await queue.enqueue(b"4")
         while any(number for row in queue.statistics() for name, number in row.items() if name != "lane"):
             await asyncio.sleep(0.1)

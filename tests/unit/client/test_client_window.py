@@ -54,7 +54,7 @@ def test_messages_of_one_turn_share_a_batch_and_the_next_turn_goes_to_the_next_l
     assert second == (first + 1) % 3
 
 
-def test_a_key_finds_its_lane_whosever_turn_it_is() -> None:
+def test_a_key_chooses_its_lane_regardless_of_the_rotation() -> None:
     made = turn(4)
     for _ in range(3):
         made.put(b"v", key=b"k", headers=None, time_ms=None, lane=None)
@@ -65,7 +65,7 @@ def test_a_key_finds_its_lane_whosever_turn_it_is() -> None:
     assert dict(groups)[lane_for(b"k", 4)] in ([0, 2], [0, 1, 2])
 
 
-def test_columns_begin_when_a_message_needs_one_also_behind_plain_ones() -> None:
+def test_columns_begin_with_the_first_message_that_needs_one() -> None:
     made = turn(1)
     made.put_plain(b"a")
     made.put(b"b", key=b"k", headers={"h": b"1"}, time_ms=7, lane=0)
@@ -74,7 +74,7 @@ def test_columns_begin_when_a_message_needs_one_also_behind_plain_ones() -> None
     assert found.keys() == [None, b"k", None]
 
 
-def test_a_batch_is_full_at_its_size_and_empty_messages_have_one() -> None:
+def test_a_batch_is_full_at_its_size_and_empty_messages_count() -> None:
     made = turn(1)
     count = RECORD_SIZE_BYTES // OVERHEAD_BYTES
     assert [made.put_plain(b"") for _ in range(count)][-2:] == [None, 0]
@@ -92,7 +92,7 @@ def test_a_batch_is_full_at_its_size_and_empty_messages_have_one() -> None:
         ({"lane": 2}, InvalidRequest),
     ],
 )
-def test_what_is_wrong_with_a_message_is_found_before_it_is_put_among_others(
+def test_an_invalid_message_is_refused_before_it_is_added_to_a_batch(
     options: dict[str, object], error: type[Exception]
 ) -> None:
     made = turn(2)
@@ -104,7 +104,7 @@ def test_what_is_wrong_with_a_message_is_found_before_it_is_put_among_others(
     assert made.messages_count == 0
 
 
-def test_pub_sub_messages_are_for_no_lane_yet() -> None:
+def test_pub_sub_messages_have_no_lane_yet() -> None:
     made = turn(0)
     made.put_plain(b"a")
     made.put(b"b", key=b"k", headers=None, time_ms=None, lane=None)
@@ -123,7 +123,7 @@ def test_a_window_counts_messages_and_is_full_by_records_or_bytes() -> None:
     assert not window(sent(b"a")).full
 
 
-def test_records_leave_in_order_and_a_commit_has_passed_when_all_before_it_are_gone() -> None:
+def test_records_leave_in_order_and_a_commit_completes_when_all_before_it_left() -> None:
     found = window(sent(b"a", lane=1), sent(b"b", lane=1), sent(b"c", lane=2))
     first, second = found.give(), found.give()
     found.release(1)
@@ -135,7 +135,7 @@ def test_records_leave_in_order_and_a_commit_has_passed_when_all_before_it_are_g
     assert (found.reached[1].last, found.reached[1].messages) == (second.write_id, 2)
 
 
-def test_what_a_failed_channel_had_waits_again_before_all_that_came_later() -> None:
+def test_records_of_a_failed_channel_wait_before_all_later_ones() -> None:
     a, b, c = sent(b"a"), sent(b"b"), sent(b"c")
     found = window(a, b, c)
     found.give()
@@ -148,7 +148,7 @@ def test_what_a_failed_channel_had_waits_again_before_all_that_came_later() -> N
     assert [one.number for one in found] == [2, 3]
 
 
-def test_messages_that_are_handed_back_are_whole_and_say_what_may_have_happened() -> None:
+def test_returned_messages_are_complete_and_say_what_may_have_happened() -> None:
     batch = Batch(deadline=0.0)
     batch.put(b"a", b"k", (("h", b"x"),), 7)
     batch.put(b"b", None, None, None)
@@ -162,7 +162,7 @@ def test_messages_that_are_handed_back_are_whole_and_say_what_may_have_happened(
     assert [(one.fate, one.lane) for one in messages_of(unbound)] == [("unsent", None)]
 
 
-def test_a_given_record_counts_as_one_that_may_have_happened() -> None:
+def test_a_sent_record_counts_as_one_that_may_have_happened() -> None:
     found = window(sent(b"a"), sent(b"b"))
     found.give()
     assert [message.fate for message in found.messages()] == ["unknown", "unsent"]
@@ -171,7 +171,7 @@ def test_a_given_record_counts_as_one_that_may_have_happened() -> None:
 # ---------------------------------------------------------------------- the store
 
 
-def test_what_was_left_is_loaded_as_something_that_may_have_happened() -> None:
+def test_stored_records_are_loaded_as_ones_that_may_have_happened() -> None:
     store = MemoryStore()
     records = [sent(b"a", lane=1), sent(b"b", lane=UNBOUND)]
     PendingRecordStore(store).save(records)
@@ -180,7 +180,7 @@ def test_what_was_left_is_loaded_as_something_that_may_have_happened() -> None:
     assert [(one.lane, one.maybe, one.count) for one in loaded] == [(1, True, 1), (UNBOUND, False, 1)]
 
 
-def test_what_reached_the_queue_leaves_the_store_and_new_records_come_behind(tmp_path: Path) -> None:
+def test_acknowledged_records_leave_the_store_and_new_ones_are_appended(tmp_path: Path) -> None:
     first = PendingRecordStore(tmp_path / "pending")
     first.save([sent(b"a"), sent(b"b"), sent(b"c")])
     first.close()
@@ -199,7 +199,7 @@ def test_what_reached_the_queue_leaves_the_store_and_new_records_come_behind(tmp
     store.close()
 
 
-def test_of_a_record_that_was_bound_twice_the_last_binding_counts_and_the_first_leaves_with_it() -> None:
+def test_the_last_of_two_bindings_of_a_record_counts() -> None:
     store = MemoryStore()
     saved, records = PendingRecordStore(store), [sent(b"a", lane=5), sent(b"b", lane=5)]
     saved.save(records)
@@ -219,6 +219,6 @@ def test_of_a_record_that_was_bound_twice_the_last_binding_counts_and_the_first_
     assert store.load() == []
 
 
-def test_a_stored_value_that_is_no_record_is_said_to_be_none() -> None:
+def test_a_stored_value_that_is_not_a_record_is_reported() -> None:
     with pytest.raises(Malformed):
         read_message(b"short")

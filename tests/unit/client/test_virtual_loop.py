@@ -54,7 +54,7 @@ def test_hours_pass_in_no_time_and_timers_run_exactly_when_they_are_due() -> Non
     assert [at for _, at in seen] == pytest.approx([0.1, 0.2, 0.25, 0.3, 3600.25], abs=1e-9)
 
 
-def test_a_program_that_can_only_wait_for_ever_is_an_error_that_names_who_waits() -> None:
+def test_a_program_that_can_only_wait_for_ever_is_an_error_that_names_the_waiters() -> None:
     async def nothing_sets_it() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -62,7 +62,7 @@ def test_a_program_that_can_only_wait_for_ever_is_an_error_that_names_who_waits(
         run_virtual(nothing_sets_it())
 
 
-def test_both_ends_receive_in_order_and_a_close_comes_after_what_was_written() -> None:
+def test_both_ends_receive_in_order_and_a_close_arrives_after_all_data() -> None:
     async def main() -> None:
         here, there, _ = await connected()
         here.transport.write(b"a")
@@ -87,7 +87,7 @@ def test_an_abort_resets_the_other_end() -> None:
     run_virtual(main())
 
 
-def test_a_closed_port_refuses_and_an_unreachable_one_says_nothing() -> None:
+def test_a_closed_port_refuses_and_an_unreachable_one_stays_silent() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)

@@ -15,7 +15,7 @@ from avow.errors import AvowError
 from avow.wire.batch import Batch
 
 SWEEP_S = 0.05  # interval at which a client checks its deadlines
-Told = AvowError | str | float | None
+Scripted = AvowError | str | float | None
 Work = Callable[[ScriptedCluster, Client], Awaitable[None]]
 
 
@@ -44,9 +44,9 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def tell_writes(*told: Told, then: Told = None) -> Callable[[Request], Told]:
+def script_writes(*answers: Scripted, then: Scripted = None) -> Callable[[Request], Scripted]:
     """A script that gives these answers to consecutive writes."""
-    script: Iterator[Told] = chain(told, repeat(then))
+    script: Iterator[Scripted] = chain(answers, repeat(then))
     return lambda request: next(script) if request.is_write else None
 
 

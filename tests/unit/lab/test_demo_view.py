@@ -1,4 +1,4 @@
-"""What `avow demo` shows, from made-up samples and events: it fits a small terminal and hides nothing that is wrong."""
+"""What `avow demo` shows, from made-up samples and events: it fits a small terminal and shows every error."""
 
 from __future__ import annotations
 
@@ -121,16 +121,16 @@ def verdict(found: Report, sample: Sample, **given: str | list[str]) -> Verdict:
     )
 
 
-def test_books_agree_when_audit_and_stages_count_the_same() -> None:
+def test_the_verdict_is_clean_when_audit_and_stages_count_the_same() -> None:
     made = verdict(report(), Sample(10, 10, 10))
     assert made.clean
     assert exit_code(made) == 0
-    assert verdict_lines(made)[-1].plain == "The books agree: 10 orders = 10 messages = 10 rows, in 60 s."
+    assert verdict_lines(made)[-1].plain == "All counts agree: 10 orders = 10 messages = 10 rows, in 60 s."
     assert verdict_object(made)["clean"] is True
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "expected"),
     [
         (
             verdict(
@@ -148,12 +148,12 @@ def test_books_agree_when_audit_and_stages_count_the_same() -> None:
         (verdict(report(rows=(0, 0, 0)), Sample()), "the audit counted (0, 0, 0)"),
     ],
 )
-def test_what_is_wrong_is_said(made: Verdict, said: str) -> None:
+def test_errors_are_reported(made: Verdict, expected: str) -> None:
     assert not made.clean
     assert exit_code(made) == 1
     text = "\n".join(line.plain for line in verdict_lines(made))
-    assert said in text
-    assert text.endswith("The books do not agree.")
+    assert expected in text
+    assert text.endswith("The counts do not agree.")
 
 
 def test_without_pyspark_it_says_what_to_install_and_starts_nothing() -> None:

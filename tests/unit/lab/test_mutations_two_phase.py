@@ -1,4 +1,4 @@
-"""What the list of two-phase mutations promises to whoever runs it."""
+"""Properties of the list of two-phase mutations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_mutation_replaces_a_role_object_and_subclasses_no_shipped_class() -> 
         assert not shipped, f"{found.__name__} subclasses {shipped}"
 
 
-def test_each_mutation_breaks_something_under_a_name_of_its_own() -> None:
+def test_each_mutation_has_a_unique_name_and_changes_something() -> None:
     names = [mutation.name for mutation in TWO_PHASE_ROLES]
     assert len(set(names)) == len(names)
     assert names == [mutation.name for mutation in TWO_PHASE_MUTATIONS]

@@ -1,4 +1,4 @@
-"""What a person sees when a promise was broken."""
+"""The report of a violation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shown(campaign: Campaign) -> str:
     return console.export_text()
 
 
-def test_a_broken_promise_is_shown_with_its_trace_and_one_line_to_see_it_again() -> None:
+def test_a_violation_is_shown_with_its_trace_and_a_command_to_reproduce_it() -> None:
     campaign = Campaign("two-phase", 0, by_peers={3: Sum(10, 1000, 50, 0.1, {"crashes": 2})}, failed=1)
     campaign.failures = [(7, "agreement: position 3")]
     text = shown(campaign)
@@ -28,19 +28,19 @@ def test_a_broken_promise_is_shown_with_its_trace_and_one_line_to_see_it_again()
     assert "All promises held" not in text
 
 
-def test_the_line_to_see_it_again_names_the_cluster_size_that_was_asked_for() -> None:
+def test_the_command_to_reproduce_it_names_the_cluster_size() -> None:
     campaign = Campaign("pub-sub", 0, 5, by_peers={5: Sum(1, 1000, 50, 0.1, {})}, failed=1)
     campaign.failures = [(3, "lost: something")]
     assert "avow simulate --strategy pub-sub --peers 5 --seed 3 --trace" in shown(campaign)
 
 
-def test_a_seed_that_came_out_differently_the_second_time_fails_the_campaign() -> None:
+def test_a_seed_with_two_different_results_fails_the_campaign() -> None:
     campaign = Campaign("two-phase", 0, by_peers={3: Sum(10, 1000, 50, 0.1, {})}, repeated=1, unstable=[4])
     assert not campaign.held
     assert "seed 4 has two different traces" in shown(campaign)
 
 
-def test_a_mistake_that_survived_is_named() -> None:
+def test_a_surviving_mutation_is_named() -> None:
     console = Console(file=io.StringIO(), width=120, record=True)
     survivor = Caught("made up", "nothing is broken", "two-phase", listed=False, seeds=0, violation="")
     _print_mutations(console, [survivor], [survivor])

@@ -1,4 +1,4 @@
-"""What a peer lacks after another's snapshot, and how it gets it: one lane by hand, with a store that fails."""
+"""How a peer fetches what it lacks after another's snapshot: one lane without IO, with a store that fails."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_entries_have_a_bound_in_bytes() -> None:
     assert len(donor.entries(1, 99, 3)) == 3  # of one byte each
 
 
-def test_a_peer_that_was_given_a_snapshot_says_what_it_lacks_and_copies_it() -> None:
+def test_a_peer_that_got_a_snapshot_reports_what_it_lacks_and_copies_it() -> None:
     donor, _ = coordinator()
     peer, store = newcomer(donor)
     assert not peer.whole
@@ -87,7 +87,7 @@ def test_a_peer_that_was_given_a_snapshot_says_what_it_lacks_and_copies_it() -> 
         assert peer.read_entry(position) == donor.read_entry(position)
 
 
-def test_a_restart_goes_on_where_copying_had_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_continues_the_copy_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("avow.node.lane.entries.one_frame", lambda entries: entries[:2])
     donor, _ = coordinator()
     peer, store = newcomer(donor)
@@ -99,7 +99,7 @@ def test_a_restart_goes_on_where_copying_had_come_to(monkeypatch: pytest.MonkeyP
     assert again.whole
 
 
-def test_a_restart_of_a_whole_peer_finds_it_whole() -> None:
+def test_a_peer_with_whole_lanes_is_still_whole_after_a_restart() -> None:
     donor, _ = coordinator()
     peer, store = newcomer(donor)
     talk(peer, store, donor, pieces=9)
@@ -108,7 +108,7 @@ def test_a_restart_of_a_whole_peer_finds_it_whole() -> None:
     assert again.read_entry(3) == donor.read_entry(3)
 
 
-def test_a_second_snapshot_leaves_more_to_copy_and_keeps_what_is_there() -> None:
+def test_a_second_snapshot_leaves_more_to_copy_and_keeps_existing_entries() -> None:
     donor, donor_store = coordinator()
     peer, store = newcomer(donor)
     talk(peer, store, donor, pieces=9)
@@ -178,7 +178,7 @@ def test_an_unreadable_entry_of_the_lane_itself_is_copied_from_another_peer() ->
     assert twin.read_entry(3) == donor.read_entry(3)
 
 
-def test_nothing_uncommitted_is_given_away() -> None:
+def test_no_uncommitted_entry_is_served() -> None:
     donor, store = coordinator()
     donor.write(99, write(99), NOW)
     perform(donor, store)
@@ -202,7 +202,7 @@ def saved(found: Backfill) -> list[Persist]:
     return found.take_saves()
 
 
-def test_answers_that_do_not_continue_are_ignored() -> None:
+def test_answers_that_are_not_consecutive_are_ignored() -> None:
     found = backfill()
     assert found.wanted(4) == 3
     assert not found.take(2, (entry(3), entry(4)), 4)
@@ -213,7 +213,7 @@ def test_answers_that_do_not_continue_are_ignored() -> None:
     assert isinstance(saved(found)[0], SaveSnapshot)
 
 
-def test_no_more_is_kept_than_was_lost() -> None:
+def test_no_more_is_stored_than_was_lost() -> None:
     found = backfill()
     assert found.take(8, tuple(map(entry, range(9, 15))), 9)
     (kept,) = [operation for operation in saved(found) if isinstance(operation, SaveEntries)]
@@ -223,7 +223,7 @@ def test_no_more_is_kept_than_was_lost() -> None:
     assert found.is_whole(9)
 
 
-def test_a_peer_that_does_not_answer_is_passed_over() -> None:
+def test_a_peer_that_does_not_answer_is_skipped() -> None:
     found = backfill()
     asked = [found.ask(needed_from=1, peers=(2, 3), now=float(now), wait_s=0.5) for now in (0, 1, 2)]
     assert [question[0] for question in asked if question is not None] == [2, 3, 2]

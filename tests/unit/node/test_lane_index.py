@@ -39,7 +39,7 @@ def test_versions_follow_the_counts_of_entries_committed_or_not() -> None:
     ]  # fmt: skip
 
 
-def test_an_end_cuts_versions_and_write_ids_behind_it() -> None:
+def test_an_end_cuts_the_versions_and_write_ids_after_it() -> None:
     index = index_of(2, 3, 1, shown=1)
     index.cut(2)
     assert index.known_to == 2
@@ -49,19 +49,19 @@ def test_an_end_cuts_versions_and_write_ids_behind_it() -> None:
     assert index.window.find(b"%016d" % 3) == (6, 9)
 
 
-def test_the_window_forgets_the_oldest_ids_and_says_up_to_where() -> None:
+def test_the_window_forgets_the_oldest_ids_and_reports_up_to_where() -> None:
     index = index_of(2, 3, 1, 1, 1, 1)
     assert [index.window.find(b"%016d" % number) for number in (1, 2, 3)] == [None, None, (6, 6)]
     assert index.window.forgotten_to == 5
 
 
-def test_the_first_place_of_a_write_id_holds() -> None:
+def test_the_first_position_of_a_write_id_counts() -> None:
     index = LaneIndex(BOUNDS)
     index.extend([Entry(1, 1, Kind.DATA, 1, b"w" * 16), Entry(2, 1, Kind.DATA, 2, b"w" * 16)])
     assert index.window.find(b"w" * 16) == (1, 1)
 
 
-def test_a_trim_takes_effect_as_far_as_versions_are_readable() -> None:
+def test_a_trim_takes_effect_up_to_the_readable_versions() -> None:
     index = index_of(2, 3, 1, shown=1)
     index.trim(4)
     assert index.visible.trimmed_to == 2
@@ -74,7 +74,7 @@ def test_a_trim_takes_effect_as_far_as_versions_are_readable() -> None:
     assert index.locate(5) == (2, 2)
 
 
-def test_a_copy_that_starts_behind_a_trim_knows_where_it_is_and_that_it_has_forgotten() -> None:
+def test_a_copy_that_starts_after_a_trim_knows_its_start_and_that_ids_are_forgotten() -> None:
     index = index_of(2, 3, 1)
     index.trim(5)
     position, state = index.start_state()
@@ -104,7 +104,7 @@ def index_of_bytes(size: int) -> LaneIndex:
     return index
 
 
-def test_a_snapshot_of_something_else_is_refused() -> None:
+def test_a_foreign_snapshot_is_refused() -> None:
     with pytest.raises(BadMagic):
         LaneIndex.restore(QueueState().snapshot(), BOUNDS)
     with pytest.raises(Malformed):
@@ -118,7 +118,7 @@ def test_a_snapshot_of_something_else_is_refused() -> None:
     st.integers(0, 20),
     st.integers(0, 60),
 )
-def test_a_restored_index_goes_on_like_the_one_that_was_written_down(
+def test_a_restored_index_behaves_like_the_saved_one(
     before: list[int], after: list[int], shown: int, trimmed: int
 ) -> None:
     index = index_of(*before, shown=shown)

@@ -12,7 +12,7 @@ peers = st.sets(st.integers(1, 6), min_size=1, max_size=5)
 
 
 @given(current=peers, voters=peers, learners=st.sets(st.integers(7, 8)), me=st.integers(1, 6))
-def test_every_step_is_allowed_and_the_wanted_members_are_reached(
+def test_every_step_is_allowed_and_the_target_members_are_reached(
     current: set[int], voters: set[int], learners: set[int], me: int
 ) -> None:
     members = Members(tuple(sorted(current)), ())
@@ -25,7 +25,7 @@ def test_every_step_is_allowed_and_the_wanted_members_are_reached(
     assert (set(members.voters), set(members.learners)) == (voters, learners)
 
 
-def test_a_newcomer_listens_before_it_votes_and_nobody_leaves_before_it_does() -> None:
+def test_a_new_peer_learns_before_it_votes_and_nobody_leaves_before_that() -> None:
     behind: dict[str, Any] = {"voters": (1, 2, 4), "learners": (), "me": 1, "caught_up": lambda _: False}
     listening = next_members(Members((1, 2, 3), ()), **behind)
     assert listening == Members((1, 2, 3), (4,))

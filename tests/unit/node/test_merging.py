@@ -34,11 +34,11 @@ def busy() -> QueueLane:
 
 
 def land(peer: QueueLane) -> None:
-    """The sync under way is over."""
+    """Finishes the sync in flight."""
     peer.persisted(PROOF)
 
 
-def test_a_write_that_comes_alone_is_appended_as_it_is() -> None:
+def test_a_single_write_is_appended_unchanged() -> None:
     peer = coordinating()
     peer.write(1, small(1), NOW)
     perform(peer)
@@ -70,7 +70,7 @@ def test_writes_of_one_moment_are_merged_without_waiting() -> None:
     assert peer.core.log.entry(2).count == 2
 
 
-def test_a_coordinator_with_a_slow_disk_does_not_hold_up_what_the_others_commit() -> None:
+def test_a_coordinator_with_a_slow_disk_does_not_delay_commits_of_the_others() -> None:
     peer = busy()
     peer.write(1, small(1), NOW)
     for other in (2, 3):
@@ -81,7 +81,7 @@ def test_a_coordinator_with_a_slow_disk_does_not_hold_up_what_the_others_commit(
     assert peer.core.log.end == 3
 
 
-def test_a_repeated_write_id_joins_the_one_that_is_held() -> None:
+def test_a_repeated_write_id_joins_the_held_one() -> None:
     peer = busy()
     peer.write(1, small(1), NOW)
     peer.write(2, small(2), NOW)
@@ -97,7 +97,7 @@ def test_a_repeated_write_id_joins_the_one_that_is_held() -> None:
     assert heard(peer) == [(5, Done(2, 2))]
 
 
-def test_any_other_write_goes_behind_what_is_held() -> None:
+def test_any_other_write_goes_after_the_held_ones() -> None:
     peer = busy()
     peer.write(1, small(1), NOW)
     peer.write(2, small(2), NOW)
@@ -107,7 +107,7 @@ def test_any_other_write_goes_behind_what_is_held() -> None:
     assert heard(peer) == [(100, Done(1, 1)), (1, Done(2, 2)), (2, Done(3, 3)), (3, Done(4, 4))]
 
 
-def test_not_equal_counts_what_was_held() -> None:
+def test_not_equal_counts_held_writes() -> None:
     peer = busy()
     peer.write(1, small(1), NOW)
     peer.write(2, write(2, expected=1), NOW)
@@ -116,7 +116,7 @@ def test_not_equal_counts_what_was_held() -> None:
     assert heard(peer) == [(100, Done(1, 1)), (1, Done(2, 2)), (2, Refusal("NOT_EQUAL", 2))]
 
 
-def test_other_columns_are_not_mixed_with_these() -> None:
+def test_writes_with_other_columns_are_not_merged() -> None:
     peer = busy()
     peer.write(1, small(1), NOW)
     peer.write(2, small(2), NOW)
@@ -132,7 +132,7 @@ def test_other_columns_are_not_mixed_with_these() -> None:
     assert heard(peer)[-1] == (4, Done(5, 5))
 
 
-def test_what_is_held_has_a_bound_in_bytes() -> None:
+def test_held_writes_are_bounded_in_bytes() -> None:
     peer = busy()
     large = b"x" * 16_000
     count = MERGED_SIZE_BYTES_MAX // len(section(large)) + 1
@@ -142,7 +142,7 @@ def test_what_is_held_has_a_bound_in_bytes() -> None:
     assert peer.core.log.entry(3).count == count - 1
 
 
-def test_what_is_held_when_the_coordinator_changes_was_never_stored() -> None:
+def test_writes_held_when_the_coordinator_changes_were_never_stored() -> None:
     peer = busy()
     peer.write(1, small(1), NOW)
     peer.write(2, small(1), NOW)
@@ -152,7 +152,7 @@ def test_what_is_held_when_the_coordinator_changes_was_never_stored() -> None:
     assert peer.core.log.end == 2
 
 
-def test_a_full_disk_refuses_what_is_held() -> None:
+def test_a_full_disk_refuses_held_writes() -> None:
     peer = busy()
     peer.write(1, small(1), NOW)
     peer.disk_full(full=True)
@@ -161,7 +161,7 @@ def test_a_full_disk_refuses_what_is_held() -> None:
     assert heard(peer) == [(1, Refusal("DISK_FULL"))]
 
 
-def test_forwarded_writes_are_merged_and_each_peer_hears_of_its_own() -> None:
+def test_forwarded_writes_are_merged_and_each_peer_gets_its_own_answers() -> None:
     peer = busy()
     for number, source in ((1, 2), (2, 3)):
         follower = lane(source)
@@ -180,14 +180,14 @@ def test_forwarded_writes_are_merged_and_each_peer_hears_of_its_own() -> None:
 @pytest.mark.parametrize(
     "unfit",
     [
-        Write(Kind.DATA, b"%016d" % 1, 1, -1, 0, b"", section(b"a")),  # nobody said it may
+        Write(Kind.DATA, b"%016d" % 1, 1, -1, 0, b"", section(b"a")),  # not marked as mergeable
         Write(Kind.DATA, b"%016d" % 1, 1, -1, 0, b"", b"toy", mergeable=True),
         Write(Kind.DATA, b"", 1, -1, 0, b"", section(b"a"), mergeable=True),  # nobody could find it again
         Write(Kind.DATA, b"%016d" % 1, 1, -1, 0, b"", section(b"a" * 20_000), mergeable=True),
         Write(Kind.DATA, b"%016d" % 1, 2, -1, 0, b"", section(b"a"), mergeable=True),
     ],
 )
-def test_what_is_not_fit_for_merging_is_appended_at_once(unfit: Write) -> None:
+def test_a_write_that_cannot_be_merged_is_appended_at_once(unfit: Write) -> None:
     peer = busy()
     peer.write(1, unfit, NOW)
     assert peer.core.log.end == 3

@@ -34,7 +34,7 @@ class Watched(NodeCluster):
 
 @pytest.mark.parametrize("founders", [1, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_after_a_restart_of_everyone_no_peer_calls_a_queue_unknown_that_exists(founders: int, seed: int) -> None:
+def test_after_a_full_restart_no_peer_calls_an_existing_queue_unknown(founders: int, seed: int) -> None:
     cluster = Watched(founders, seed=seed)
     cluster.run(2.0)
     cluster.create("orders")
@@ -49,7 +49,7 @@ def test_after_a_restart_of_everyone_no_peer_calls_a_queue_unknown_that_exists(f
         node.metadata.check_current(cluster.now)
 
 
-def test_a_peer_alone_of_three_does_not_know_what_the_others_decided() -> None:
+def test_one_peer_of_three_does_not_know_what_the_others_decided() -> None:
     cluster = Watched()
     cluster.run(2.0)
     cluster.kill(2)

@@ -1,4 +1,4 @@
-"""What the metadata lane tells of pub-sub lanes: one fact for each change, all of them for whoever begins to listen."""
+"""What the metadata lane reports of pub-sub lanes: one fact for each change, and all of them to a new listener."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(found: MetadataMachine, peer: int = 1, incarnation: int = 1) -> list[
     return apply(found, Kind.LANE_OPEN, LaneOpenCommand(peer, incarnation, "q"))
 
 
-def test_a_lane_is_told_of_when_it_opens_is_orphaned_ends_is_trimmed_and_is_forgotten() -> None:
+def test_a_lane_is_reported_when_it_opens_is_orphaned_ends_is_trimmed_and_is_forgotten() -> None:
     found = machine()
     assert [type(fact) for fact in opened(found)] == [LaneOpened]
     first, second = opened(found, incarnation=2)
@@ -62,7 +62,7 @@ def test_the_lanes_of_a_deleted_queue_are_forgotten() -> None:
     assert apply(found, Kind.QUEUE, QueueCommand("delete", "q")) == [LaneForgotten(2), LaneForgotten(3)]
 
 
-def test_whoever_begins_to_listen_is_told_everything_there_is_and_what_is_not() -> None:
+def test_a_new_listener_gets_the_present_state_and_what_is_missing() -> None:
     found = machine()
     for peer in (1, 2, 3):
         opened(found, peer)
@@ -82,7 +82,7 @@ def test_whoever_begins_to_listen_is_told_everything_there_is_and_what_is_not() 
 
 
 def test_images_of_forgotten_lanes_are_emptied_once_and_others_left_alone() -> None:
-    told = LanesListed(6, frozenset({1, 4}))
+    listing = LanesListed(6, frozenset({1, 4}))
     entries = [Entry(1, 1, Kind.DATA, 1), Entry(2, 1, Kind.DATA, 1)]
     images = {
         2: LaneImage(entries=entries),
@@ -90,7 +90,7 @@ def test_images_of_forgotten_lanes_are_emptied_once_and_others_left_alone() -> N
         4: LaneImage(entries=entries),
         6: LaneImage(entries=entries),  # opened by an entry that was not applied yet
     }
-    assert forgotten_images(images, told) == [
+    assert forgotten_images(images, listing) == [
         SaveSnapshot(2, Snapshot(2, 0, (), (), b""), reset=True),
         SaveTrim(2, 2),
     ]

@@ -1,4 +1,4 @@
-"""Three nodes and more, in one process: queues come and go, members come and go, everything is read on every peer."""
+"""Three nodes and more in one process: queues and members are added and removed, everything is read on every peer."""
 
 from random import Random
 
@@ -38,7 +38,7 @@ def test_every_peer_announces_itself_in_the_metadata_lane() -> None:
         assert states == {n: ("ready", f"http://h:{n}") for n in (1, 2, 3)}
 
 
-def test_writes_survive_the_coordinator_and_a_restart_of_everyone() -> None:
+def test_writes_survive_the_coordinator_and_a_full_restart() -> None:
     cluster = NodeCluster()
     cluster.run(2.0)
     lane = cluster.create("orders", lanes=2)
@@ -88,7 +88,7 @@ def test_a_deleted_queue_is_gone_everywhere_and_its_name_can_be_used_again() -> 
     assert all(cluster.values(again, at=n) == [b"new"] for n in (1, 2, 3))
 
 
-def test_a_queue_deleted_while_a_peer_was_away_leaves_its_disk_without_another_restart() -> None:
+def test_a_queue_deleted_while_a_peer_was_down_leaves_its_disk_without_another_restart() -> None:
     """Creation and deletion are then applied together, and the lane is never opened there (two-phase seed 111)."""
     cluster = NodeCluster()
     cluster.run(2.0)
@@ -113,7 +113,7 @@ def test_a_queue_deleted_while_a_peer_was_away_leaves_its_disk_without_another_r
 
 
 def test_a_lane_that_was_dropped_in_an_earlier_run_is_not_opened_again() -> None:
-    """A restart replays the creation before it hears of the deletion again. A peer that lags still sends entries; they
+    """A restart replays the creation before it learns of the deletion again. A peer that lags still sends entries; they
     do not follow from nothing. Found by two-phase seeds with many queue changes."""
     founding = founding_snapshot((1, 2, 3), (QueueCommand("create", "orders"),))
     dropped = LaneImage(snapshot=Snapshot(5, 0, (), (), b""))
@@ -157,7 +157,7 @@ def test_a_fourth_and_a_fifth_peer_join_and_two_leave() -> None:
     assert all(cluster.values(lane, at=n) == [*written, b"last"] for n in (1, 4, 5))
 
 
-def test_a_lane_held_by_some_peers_only_is_refused_at_the_others() -> None:
+def test_a_lane_that_only_some_peers_hold_is_refused_at_the_others() -> None:
     cluster = NodeCluster()
     cluster.run(2.0)
     lane = cluster.create("orders", peers=(1, 2))
@@ -223,7 +223,7 @@ def test_a_peer_is_a_member_until_its_removal_is_committed() -> None:
     assert not MembershipSteps(node).is_member(others[1])
 
 
-def test_a_peer_that_leaves_goes_on_listening_until_it_has_let_go_of_every_lane() -> None:
+def test_a_leaving_peer_keeps_listening_until_it_has_released_every_lane() -> None:
     cluster = NodeCluster()
     cluster.run(2.0)
     lanes = [cluster.create(f"q{number}") for number in range(4)]
@@ -237,7 +237,7 @@ def test_a_peer_that_leaves_goes_on_listening_until_it_has_let_go_of_every_lane(
     assert cluster.nodes[1].metadata.core.members.everyone == others
 
 
-def test_a_read_that_an_ended_pub_sub_lane_refuses_leaves_nothing_behind() -> None:
+def test_a_read_refused_by_an_ended_pub_sub_lane_leaves_nothing() -> None:
     cluster = NodeCluster(1)
     cluster.run(1.0)
     cluster.create("events", strategy="pub-sub")

@@ -57,7 +57,7 @@ def coordinator(cluster: NodeCluster) -> int:
     return found
 
 
-def test_every_peer_knows_the_readers_and_the_epoch_is_where_they_stand_in_the_log() -> None:
+def test_every_peer_knows_the_readers_and_their_log_position_is_the_epoch() -> None:
     cluster, _ = running()
     first = join(cluster, "a", 1, peer=2)
     second = join(cluster, "b", 2, peer=3)
@@ -69,7 +69,7 @@ def test_every_peer_knows_the_readers_and_the_epoch_is_where_they_stand_in_the_l
     assert {tuple(readers(cluster, at=n)) for n in (1, 2, 3)} == {(("a", 2, channel(1)), ("b", 3, channel(2)))}
 
 
-def test_a_reader_that_was_replaced_is_fenced_at_whichever_peer_it_is() -> None:
+def test_a_replaced_reader_is_fenced_at_every_peer() -> None:
     cluster, lane = running()
     for value in (b"one", b"two", b"three"):
         cluster.write_until_done(lane, value)
@@ -85,7 +85,7 @@ def test_a_reader_that_was_replaced_is_fenced_at_whichever_peer_it_is() -> None:
     assert move(cluster, lane, 3, epoch=new, at=3) == Done(0, 3)
 
 
-def test_a_reader_of_a_pub_sub_queue_that_was_replaced_is_fenced() -> None:
+def test_a_replaced_reader_of_a_pub_sub_queue_is_fenced() -> None:
     cluster, _ = running(strategy="pub-sub")
     lane = cluster.nodes[1].pubsub["orders"].open_lane
     assert lane
@@ -98,7 +98,7 @@ def test_a_reader_of_a_pub_sub_queue_that_was_replaced_is_fenced() -> None:
     assert refused.code == "FENCED"
 
 
-def test_a_silent_peer_is_forgotten_after_a_while_and_the_others_stay() -> None:
+def test_readers_at_a_silent_peer_are_forgotten_after_a_timeout_and_others_stay() -> None:
     cluster, _ = running()
     lost = next(n for n in (1, 2, 3) if n != coordinator(cluster))
     stays = next(n for n in (1, 2, 3) if n != lost)
@@ -110,7 +110,7 @@ def test_a_silent_peer_is_forgotten_after_a_while_and_the_others_stay() -> None:
     cluster.run_until(lambda: readers(cluster, at=stays) == [("b", stays, channel(2))], seconds=3.0)
 
 
-def test_a_coordinator_that_is_lost_is_forgotten_by_the_next_one() -> None:
+def test_readers_at_a_lost_coordinator_are_forgotten_by_the_next_one() -> None:
     cluster, _ = running()
     lost = coordinator(cluster)
     stays = next(n for n in (1, 2, 3) if n != lost)
@@ -121,7 +121,7 @@ def test_a_coordinator_that_is_lost_is_forgotten_by_the_next_one() -> None:
     cluster.run_until(lambda: not readers(cluster, at=stays), seconds=5.0)
 
 
-def test_peers_that_are_heard_keep_their_readers() -> None:
+def test_peers_with_heartbeats_keep_their_readers() -> None:
     cluster, _ = running()
     for peer in (1, 2, 3):
         join(cluster, f"m{peer}", peer, peer=peer)
@@ -129,7 +129,7 @@ def test_peers_that_are_heard_keep_their_readers() -> None:
     assert len(readers(cluster, at=1)) == 3
 
 
-def test_a_peer_that_is_gone_is_forgotten_at_once() -> None:
+def test_readers_at_a_removed_peer_are_forgotten_at_once() -> None:
     cluster, _ = running()
     leaver = next(n for n in (2, 3) if n != coordinator(cluster))
     join(cluster, "a", 1, peer=leaver)
@@ -153,7 +153,7 @@ def test_a_channel_that_its_peer_does_not_know_leaves() -> None:
     assert readers(cluster, at=1) == [("alive", 2, channel(2)), ("elsewhere", 3, channel(3))]
 
 
-def test_a_peer_that_was_never_heard_in_this_run_is_given_as_long() -> None:
+def test_a_peer_not_yet_heard_in_this_run_gets_the_same_timeout() -> None:
     cluster, _ = running()
     join(cluster, "a", 1, peer=3)
     cluster.run(SUBSCRIPTION_SILENT_S)

@@ -1,4 +1,4 @@
-"""What a peer keeps of pub-sub lanes, in memory and on disk: bounds, restarts, trims, lanes that are removed whole."""
+"""Pub-sub lanes of a peer, in memory and on disk: bounds, restarts, trims, removed lanes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_the_newest_entries_stay_in_memory_and_all_can_be_read(three: Clust
     assert three.values(2, lane, after=9) == LETTERS[9:]
 
 
-def test_bytes_bound_memory_as_well_as_entries() -> None:
+def test_memory_is_bounded_in_bytes_and_in_entries() -> None:
     cluster = Cluster(1, bounds=PubSubBounds(memory_entries=100, memory_bytes=4))
     cluster.run(2.0)
     lane = cluster.write_all(1, LETTERS)
@@ -61,7 +61,7 @@ def test_bytes_bound_memory_as_well_as_entries() -> None:
     assert cluster.values(1, lane) == LETTERS
 
 
-def test_a_restart_reads_what_follows_the_last_snapshot_and_shows_all(three: Cluster) -> None:
+def test_a_restart_reads_only_entries_after_the_last_snapshot_and_shows_all(three: Cluster) -> None:
     lane = three.write_all(1, LETTERS)
     three.kill(2)
     image = three.stores[2].load().lanes[lane]
@@ -82,7 +82,7 @@ def test_an_ended_lane_keeps_no_entry_in_memory(three: Cluster) -> None:
     assert three.values(1, lane) == "ab"
 
 
-def test_a_peer_that_was_away_is_fed_from_the_disks_of_the_others(three: Cluster) -> None:
+def test_a_peer_that_was_down_is_fed_from_the_disks_of_the_others(three: Cluster) -> None:
     three.kill(3)
     lane = three.write_all(1, LETTERS)
     three.start(3)
@@ -104,7 +104,7 @@ def test_a_donor_that_cannot_read_an_old_entry_leaves_it_to_another(three: Clust
     assert three.values(3, lane) == LETTERS
 
 
-def test_a_copy_turns_to_others_when_whoever_reported_more_cannot_read_it(three: Cluster) -> None:
+def test_a_copy_asks_another_peer_when_the_donor_cannot_read_an_entry(three: Cluster) -> None:
     """Of a lane that has ended nobody reports anything any more; found by pub-sub seed 41."""
     lane = three.peers[1].open_lane
     three.cut = {(1, 3), (2, 3)}
@@ -123,7 +123,7 @@ def test_a_copy_turns_to_others_when_whoever_reported_more_cannot_read_it(three:
     assert three.values(3, lane) == LETTERS
 
 
-def test_an_old_part_that_cannot_be_read_is_copied_again_and_outlives_a_restart(three: Cluster) -> None:
+def test_an_unreadable_old_part_is_copied_again_and_survives_a_restart(three: Cluster) -> None:
     lane = three.write_all(1, LETTERS)
     three.stores[2].damage(lane, 3)
     with pytest.raises(StorageDamaged):
@@ -153,7 +153,7 @@ def test_an_id_that_may_have_been_forgotten_is_never_called_absent(three: Cluste
     assert code(three.lookup(3, lane, "z", at=1)) == "OFFLINE"
 
 
-def test_a_client_that_knows_when_it_wrote_hears_a_definite_answer(three: Cluster) -> None:
+def test_a_client_that_sends_the_age_of_its_write_gets_a_definite_answer(three: Cluster) -> None:
     lane = three.write_all(3, LETTERS)
     three.kill(3)
     three.run(3.0)
@@ -162,7 +162,7 @@ def test_a_client_that_knows_when_it_wrote_hears_a_definite_answer(three: Cluste
     assert code(three.lookup(2, lane, "z", at=1, since=forgotten_to - 1)) == "OFFLINE"
 
 
-def test_ids_and_what_was_forgotten_outlive_a_restart(three: Cluster) -> None:
+def test_remembered_and_forgotten_ids_survive_a_restart(three: Cluster) -> None:
     lane = three.write_all(3, LETTERS)
     three.kill(3)
     three.run(3.0)
@@ -173,7 +173,7 @@ def test_ids_and_what_was_forgotten_outlive_a_restart(three: Cluster) -> None:
     assert code(three.lookup(2, lane, "z", at=1)) == "OFFLINE"
 
 
-def test_a_retry_that_comes_too_late_is_not_taken_for_a_new_write(three: Cluster) -> None:
+def test_a_retry_that_comes_too_late_is_not_mistaken_for_a_new_write(three: Cluster) -> None:
     peer = three.peers[1]
     lane = three.write_all(1, LETTERS)
     peer.write(1, data(LETTERS[0]), three.now, lane=lane, since=0)
@@ -182,7 +182,7 @@ def test_a_retry_that_comes_too_late_is_not_taken_for_a_new_write(three: Cluster
     assert three.peers[1].readable[lane] == len(LETTERS)
 
 
-def test_the_age_of_a_retry_says_the_same_as_a_version(three: Cluster) -> None:
+def test_the_age_of_a_retry_is_equivalent_to_a_version(three: Cluster) -> None:
     peer = three.peers[1]
     lane = three.write_all(1, LETTERS)
     three.run(5.0)
@@ -207,7 +207,7 @@ def test_a_trim_removes_versions_everywhere_and_entries_from_disks(three: Cluste
             three.values(peer, lane, after=4)
 
 
-def test_a_restart_after_a_trim_goes_on_from_there(three: Cluster) -> None:
+def test_a_restart_after_a_trim_continues_from_there(three: Cluster) -> None:
     lane = three.write_all(1, LETTERS)
     three.trim(1, lane, 5)
     three.kill(2)
@@ -218,7 +218,7 @@ def test_a_restart_after_a_trim_goes_on_from_there(three: Cluster) -> None:
         three.values(2, lane)
 
 
-def test_a_copy_that_lacks_what_was_removed_starts_behind_it(three: Cluster) -> None:
+def test_a_copy_that_lacks_removed_entries_starts_after_them(three: Cluster) -> None:
     three.kill(3)
     three.run(2.0)
     lane = three.write_all(1, LETTERS)
@@ -234,7 +234,7 @@ def test_a_copy_that_lacks_what_was_removed_starts_behind_it(three: Cluster) -> 
     assert three.values(3, lane, after=7) == LETTERS[7:]
 
 
-def test_a_newcomer_starts_behind_what_was_removed_and_is_a_voter_then() -> None:
+def test_a_new_peer_starts_after_removed_entries_and_becomes_a_voter() -> None:
     cluster = Cluster(3, bounds=TINY, spare=(4,))
     cluster.run(2.0)
     lane = cluster.write_all(1, LETTERS)
@@ -250,7 +250,7 @@ def test_a_newcomer_starts_behind_what_was_removed_and_is_a_voter_then() -> None
     assert cluster.peers[4].open_lane
 
 
-def test_what_a_late_copy_does_not_know_it_does_not_deny(three: Cluster) -> None:
+def test_a_late_copy_does_not_deny_writes_that_it_cannot_know(three: Cluster) -> None:
     three.kill(2)
     three.run(2.0)
     lane = three.write_all(3, "abc")
@@ -305,7 +305,7 @@ def test_a_fence_for_a_removed_lane_is_not_answered(three: Cluster) -> None:
 
 
 def test_a_lane_known_from_a_fence_alone_leaves_the_disk_with_its_queue(three: Cluster) -> None:
-    """Its opening was never heard of here; found by mixed seed 3208."""
+    """This peer never got its opening; found by mixed seed 3208."""
     entry = Entry(1, ballot_of(1, 1), Kind.DATA, 1, b"w" * 16, 0, b"", b"a")
     three.peers[2].receive(1, Fence(99, 1), three.now)
     three.settle()
@@ -318,7 +318,7 @@ def test_a_lane_known_from_a_fence_alone_leaves_the_disk_with_its_queue(three: C
     assert on_disk(three, 2, 99) == ""
 
 
-def test_the_lanes_of_a_deleted_queue_leave_memory_and_disk_and_whoever_waits_hears_it(three: Cluster) -> None:
+def test_the_lanes_of_a_deleted_queue_leave_memory_and_disk_and_waiters_are_answered(three: Cluster) -> None:
     lane = three.write_all(1, "abc")
     three.cut = {(1, 2), (1, 3), (2, 1), (3, 1)}
     three.peers[1].write(1, data("d"), three.now)

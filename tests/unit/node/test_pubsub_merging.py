@@ -1,4 +1,4 @@
-"""Small writes to a pub-sub lane that wait for the same sync become one entry, and each hears of its own versions."""
+"""Small writes to a pub-sub lane that wait for the same sync become one entry, and each gets its own versions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def stored_by(cluster: Cluster, peer: int) -> list[Entry]:
     return [entry for op in found for entry in op.entries]
 
 
-def test_a_small_write_that_comes_alone_is_stored_at_once_and_as_it_is(three: Cluster) -> None:
+def test_a_single_small_write_is_stored_at_once_and_unchanged(three: Cluster) -> None:
     three.peers[1].write(1, small("a"), three.now)
     (entry,) = stored_by(three, 1)
     assert entry.write_id == write_id("a")
 
 
-def test_what_comes_while_an_entry_is_not_synced_waits_and_becomes_one_entry(three: Cluster) -> None:
+def test_writes_that_arrive_during_a_sync_become_one_entry(three: Cluster) -> None:
     peer = three.peers[1]
     lane = peer.open_lane
     peer.write(1, small("a"), three.now)
@@ -65,7 +65,7 @@ def test_each_write_of_a_merged_entry_is_answered_found_and_looked_up_by_itself(
     assert three.lookup(5, lane, "c", at=3) == Done(4, 6)
 
 
-def test_a_write_that_cannot_be_merged_lets_those_before_it_go_first(three: Cluster) -> None:
+def test_earlier_writes_go_before_one_that_cannot_be_merged(three: Cluster) -> None:
     peer = three.peers[1]
     peer.write(1, small("a"), three.now)
     peer.write(2, data("b"), three.now)
@@ -73,7 +73,7 @@ def test_a_write_that_cannot_be_merged_lets_those_before_it_go_first(three: Clus
     assert [entry.write_id for entry in stored_by(three, 1)] == [write_id("a"), write_id("b")]
 
 
-def test_what_is_held_when_the_lane_is_lost_was_never_written() -> None:
+def test_writes_held_when_the_lane_is_lost_were_never_written() -> None:
     cluster = Cluster(3, bounds=PubSubBounds())
     cluster.run(2.0)
     peer = cluster.peers[1]

@@ -23,7 +23,7 @@ def three() -> Cluster:
     return cluster
 
 
-def test_the_next_run_opens_nothing_before_its_number_is_on_disk(three: Cluster) -> None:
+def test_the_next_run_opens_no_lane_before_its_number_is_on_disk(three: Cluster) -> None:
     peer, lane = three.peers[1], three.peers[1].open_lane
     peer.queue.wants_run = True  # as when others have fenced its lane
     peer.node.tick(three.now, 0)
@@ -35,7 +35,7 @@ def test_the_next_run_opens_nothing_before_its_number_is_on_disk(three: Cluster)
     assert (peer.node.incarnation, peer.open_lane) == (2, 0)
 
 
-def test_a_write_is_named_at_once_and_done_when_a_quorum_has_it(three: Cluster) -> None:
+def test_a_write_gets_its_version_id_at_once_and_is_done_with_a_quorum(three: Cluster) -> None:
     lane = three.peers[2].open_lane
     assert three.write(1, 2, b"a", count=3) == [Stored(lane, 1), Done(1, 3)]
     assert three.write(2, 2, b"b") == [Stored(lane, 4), Done(4, 4)]
@@ -43,7 +43,7 @@ def test_a_write_is_named_at_once_and_done_when_a_quorum_has_it(three: Cluster) 
     assert [peer.readable[lane] for peer in three.peers.values()] == [4, 4, 4]
 
 
-def test_a_repeated_write_id_hears_the_first_outcome(three: Cluster) -> None:
+def test_a_repeated_write_id_gets_the_first_outcome(three: Cluster) -> None:
     lane = three.peers[1].open_lane
     three.write(1, 1, b"a", count=2)
     assert three.write(2, 1, b"a", count=2) == [Stored(lane, 1), Done(1, 2)]
@@ -51,7 +51,7 @@ def test_a_repeated_write_id_hears_the_first_outcome(three: Cluster) -> None:
     assert three.peers[1].readable[lane] == 2
 
 
-def test_what_needs_one_order_is_refused_with_a_reason(three: Cluster) -> None:
+def test_operations_that_need_one_order_are_refused_with_a_reason(three: Cluster) -> None:
     peer = three.peers[1]
     peer.write(1, Write(Kind.DATA, b"a", 1, expected=0), three.now)
     peer.read_linearizable(2, peer.open_lane, three.now)
@@ -73,7 +73,7 @@ def test_a_write_without_a_quorum_of_heartbeats_is_refused_and_not_stored(three:
     assert three.peers[1].core.end_of(three.peers[1].open_lane) == 0
 
 
-def test_after_the_owner_died_a_lookup_is_open_first_and_definite_later(three: Cluster) -> None:
+def test_after_the_owner_died_a_lookup_is_first_undecided_and_later_definite(three: Cluster) -> None:
     lane = three.peers[3].open_lane
     three.write(1, 3, b"a", count=2)
     three.kill(3)
@@ -99,7 +99,7 @@ def test_a_restarted_peer_opens_a_new_lane_and_answers_for_the_old_one(three: Cl
     assert three.write(3, 3, b"b", lane=old) == [Refusal("LANE_ENDED")]
 
 
-def test_a_reader_that_names_its_write_waits_for_it(three: Cluster) -> None:
+def test_a_read_that_names_a_write_waits_for_it(three: Cluster) -> None:
     lane = three.peers[1].open_lane
     three.peers[2].read_at_least(1, lane, 1, three.now)
     three.settle()
@@ -158,7 +158,7 @@ def test_a_second_change_is_refused_before_it_is_stored_while_an_older_lane_is_o
     assert not any(entry.kind == Kind.MEMBERS for entry in leading.metadata.core.log.slice(end, 99))
 
 
-def test_a_start_from_a_snapshot_tells_the_whole_table(three: Cluster) -> None:
+def test_a_start_from_a_snapshot_reports_the_whole_table(three: Cluster) -> None:
     ended = three.peers[3].open_lane
     three.kill(3)
     three.run(3.0)
@@ -171,13 +171,13 @@ def test_a_start_from_a_snapshot_tells_the_whole_table(three: Cluster) -> None:
     assert facts[0] == MembersChanged((1, 2, 3), ())
     assert [fact.lane.number for fact in facts if isinstance(fact, LaneOpened)][:3] == [2, 3, 4]
     three.run(1.0)
-    told = three.peers[1].metadata
-    assert told.state.lane(ended).ended
-    told.report_all()
-    assert EndDecided(ended, told.state.lane(ended).end) in told.facts
+    restarted = three.peers[1].metadata
+    assert restarted.state.lane(ended).ended
+    restarted.report_all()
+    assert EndDecided(ended, restarted.state.lane(ended).end) in restarted.facts
 
 
-def test_a_voter_that_never_heard_of_a_lane_answers_its_fence(three: Cluster) -> None:
+def test_a_voter_without_the_lane_answers_its_fence(three: Cluster) -> None:
     """Found by a seed: a voter was removed before the opening reached it, and the lane could not be ended."""
     peer = three.peers[2]
     peer.receive(1, Fence(99, 1), three.now)

@@ -1,4 +1,4 @@
-"""What a pub-sub queue wants the metadata lane to decide: when it is said again, and when it is not."""
+"""Proposals of a pub-sub queue to the metadata lane: when they are repeated, and when not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def asked(proposals: Proposals, now: float) -> list[int]:
     return [request for request, _, _ in proposals.take()]
 
 
-def test_a_proposal_that_may_be_lost_is_said_again() -> None:
+def test_a_proposal_that_may_be_lost_is_repeated() -> None:
     proposals = wanted()
     (first,) = asked(proposals, 0.0)
     proposals.on_answer(first, LOST, 0.0)
@@ -31,14 +31,14 @@ def test_a_proposal_that_may_be_lost_is_said_again() -> None:
     assert len(asked(proposals, TUNING.owner_dead_after_s)) == 1
 
 
-def test_a_proposal_that_nobody_could_take_is_said_again_soon() -> None:
+def test_a_proposal_that_nobody_could_accept_is_repeated_soon() -> None:
     proposals = wanted()
     (first,) = asked(proposals, 0.0)
     proposals.on_answer(first, Refusal(Offline.code), 0.0)
     assert len(asked(proposals, 2 * TUNING.heartbeat_interval_s)) == 1
 
 
-def test_a_proposal_that_is_on_its_way_is_rarely_said_again() -> None:
+def test_a_proposal_in_flight_is_rarely_repeated() -> None:
     """Found by mixed seed 5201: a metadata lane filled with repetitions faster than it committed them."""
     proposals = wanted()
     (first,) = asked(proposals, 0.0)

@@ -1,4 +1,4 @@
-"""What retention rules give up of a pub-sub lane."""
+"""What retention rules remove from a pub-sub lane."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def trim(
         (RetentionRules(age_s=60, size_bytes=100), 40, "size"),
     ],
 )
-def test_whole_files_are_given_up_by_age_and_by_size(rules: RetentionRules, upto: int, why: str) -> None:
+def test_whole_files_are_removed_by_age_and_by_size(rules: RetentionRules, upto: int, why: str) -> None:
     assert trim(rules) == LaneTrimCommand(7, upto, why)  # type: ignore[arg-type]
 
 
-def test_without_a_rule_or_without_anything_new_to_remove_nothing_is_proposed() -> None:
+def test_nothing_is_proposed_without_a_rule_or_anything_new_to_remove() -> None:
     assert trim(RetentionRules()) is None
     assert trim(RetentionRules(age_s=3600, size_bytes=1000)) is None
     index = five_batches_of_ten()
@@ -57,7 +57,7 @@ def test_without_a_rule_or_without_anything_new_to_remove_nothing_is_proposed() 
     assert trim(RetentionRules(age_s=60), index=index) is None
 
 
-def test_what_every_subscriber_has_passed_is_given_up_if_the_rule_says_so() -> None:
+def test_messages_that_all_subscribers_passed_are_removed_if_the_rule_says_so() -> None:
     passed = RetentionRules(passed=True)
     assert trim(passed) is None, "without a subscriber nobody has passed anything"
     assert trim(passed, VectorCursor({7: 33}), VectorCursor({7: 12, 8: 50})) == LaneTrimCommand(7, 12, "passed")
@@ -70,12 +70,12 @@ def test_a_hold_beats_every_rule() -> None:
     assert trim(RetentionRules(age_s=40), VectorCursor({}, hold=True)) is None
 
 
-def test_a_lane_whose_writers_may_still_ask_keeps_its_last_message() -> None:
+def test_a_lane_whose_writers_may_still_retry_keeps_its_last_message() -> None:
     everything = VectorCursor({7: 50})
     assert trim(RetentionRules(passed=True), everything) == LaneTrimCommand(7, 49, "passed")
     assert trim(RetentionRules(passed=True), everything, keeps_lane=False) == LaneTrimCommand(7, 50, "passed")
 
 
-def test_an_ended_lane_with_nothing_left_is_given_up_whatever_the_rules_say() -> None:
+def test_an_empty_ended_lane_is_removed_whatever_the_rules_say() -> None:
     assert trim(RetentionRules(), index=LaneIndex(PubSubBounds()), keeps_lane=False) == LaneTrimCommand(7, 0, "age")
     assert trim(RetentionRules(), index=LaneIndex(PubSubBounds())) is None

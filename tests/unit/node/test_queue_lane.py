@@ -1,4 +1,4 @@
-"""One peer's lane by hand: what a client hears, and when."""
+"""One peer's lane without IO: which answers a client gets, and when."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_repeated_write_id_is_answered_with_the_first_outcome() -> None:
     assert peer.core.log.end == 2
 
 
-def test_an_expected_cursor_counts_what_is_on_its_way() -> None:
+def test_an_expected_cursor_counts_writes_in_flight() -> None:
     peer = coordinating()
     peer.write(1, write(1), NOW)
     peer.write(2, write(2, expected=1), NOW)
@@ -52,7 +52,7 @@ def test_an_expected_cursor_counts_what_is_on_its_way() -> None:
     assert heard(peer) == [(1, Done(1, 1)), (2, Done(2, 2))]
 
 
-def test_not_equal_is_told_only_when_it_is_certain() -> None:
+def test_not_equal_is_answered_only_when_it_is_certain() -> None:
     peer = coordinating()
     peer.write(1, write(1), NOW)
     peer.write(2, write(2, expected=0), NOW)
@@ -63,13 +63,13 @@ def test_not_equal_is_told_only_when_it_is_certain() -> None:
     assert peer.core.log.end == 2
 
 
-def test_a_coordinator_that_loses_its_place_says_unknown_to_writers_and_offline_to_the_refused() -> None:
+def test_a_deposed_coordinator_answers_unknown_to_writers_and_offline_to_refused_ones() -> None:
     peer = coordinating()
     peer.write(1, write(1), NOW)
     peer.write(2, write(2, expected=0), NOW)
     peer.read(3, NOW)
     perform(peer)
-    peer.tick(NOW + 10)  # nobody was heard for ten seconds
+    peer.tick(NOW + 10)  # no heartbeat for ten seconds
     assert set(heard(peer)) == {(1, LOST), (2, Refusal("OFFLINE")), (3, Refusal("OFFLINE"))}
 
 
@@ -199,7 +199,7 @@ def test_a_full_disk_refuses_writes_and_serves_reads() -> None:
     assert heard(peer) == [(1, Refusal("DISK_FULL")), (2, Done(1, 0))]
 
 
-def test_a_read_that_nobody_waits_for_any_more_is_forgotten() -> None:
+def test_an_abandoned_read_is_forgotten() -> None:
     peer = coordinating()
     peer.read_at_least(1, 5)
     peer.cancel(1)
@@ -214,7 +214,7 @@ def test_a_read_that_nobody_waits_for_any_more_is_forgotten() -> None:
     assert heard(follower) == []
 
 
-def test_so_many_readers_may_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_readers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("avow.node.lane.reads.WAITING_REQUESTS_MAX", 2)
     peer = coordinating()
     for request in (1, 2, 3):
@@ -242,7 +242,7 @@ def test_an_old_retry_that_may_have_been_forgotten_is_unknown() -> None:
     assert peer.core.log.end == 4
 
 
-def test_a_retry_younger_than_what_is_remembered_is_judged() -> None:
+def test_a_retry_younger_than_the_remembered_ids_is_decided() -> None:
     peer = coordinating(bounds=Bounds(write_ids=2))
     for number in (1, 2, 3):
         peer.write(number, write(number), NOW)
@@ -264,7 +264,7 @@ def test_a_memory_that_never_was_full_judges_any_retry() -> None:
     assert heard(peer) == [(1, Done(1, 1))]
 
 
-def test_a_forwarded_retry_tells_its_age() -> None:
+def test_a_forwarded_retry_carries_its_age() -> None:
     follower = lane(2)
     follower.receive(1, Heartbeat(65537, True, 0), NOW)
     follower.write(7, old(1, 1_500), NOW)
@@ -292,14 +292,14 @@ def test_a_peer_that_does_not_coordinate_proposes_nothing() -> None:
     assert not lane(2).propose_trim([StoredFile(3, 100, 0)], commands.RetentionRules(age_s=1), 5_000)
 
 
-def test_a_deadline_is_checked_where_it_enters() -> None:
+def test_a_deadline_is_checked_at_the_entry() -> None:
     assert stage_deadline_ms(1.5, now_ms=1_000) == 2_500
     for wrong in (0.0, -1.0, 24 * 3600.0 + 1, float("nan"), float("inf")):
         with pytest.raises(InvalidRequest):
             stage_deadline_ms(wrong, now_ms=0)
 
 
-def test_whoever_waits_at_a_deleted_queue_hears_that_it_is_gone() -> None:
+def test_requests_that_wait_on_a_deleted_queue_are_answered() -> None:
     peer = coordinating()
     peer.write(1, write(1), NOW)
     peer.read_at_least(2, 9)

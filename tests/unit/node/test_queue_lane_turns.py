@@ -1,4 +1,4 @@
-"""What a lane does with the writes of one turn: those it takes come before those it refuses.
+"""Writes of one turn: those that a lane accepts come before those it refuses.
 
 Producers rely on it. They send many writes in one turn and repeat what was refused; a lane that took a later one of
 them would have the order wrong for good.
@@ -19,8 +19,8 @@ from avow.wire.messages import Kind, Ready
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_is_taken_of_a_turn_is_what_came_first(seed: int) -> None:
-    """Earlier entries are under way; they are stored, and there is room again, before the turn is drained."""
+def test_the_oldest_writes_of_a_turn_are_taken_first(seed: int) -> None:
+    """Earlier entries are in flight; they are stored, which makes room, before the turn is drained."""
     rng = Random(seed)
     lane = coordinating()
     under_way = rng.randrange(1, 5)

@@ -22,13 +22,13 @@ def is_name(path: str) -> bool:
 
 
 @pytest.mark.parametrize("old", sorted(old for old in MOVED if not is_name(old)))
-def test_a_module_that_moved_says_where_it_is(old: str) -> None:
+def test_a_moved_module_names_its_new_place(old: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=rf"{re.escape(old)} does not exist any more. Use {MOVED[old]};"):
         import_module(old)
 
 
 @pytest.mark.parametrize("old", sorted(old for old in MOVED if is_name(old)))
-def test_a_name_that_moved_says_where_it_is(old: str) -> None:
+def test_a_moved_name_names_its_new_place(old: str) -> None:
     module, _, name = old.rpartition(".")
     with pytest.raises(ImportError, match=re.escape(MOVED[old])):
         getattr(import_module(module), name)
@@ -46,7 +46,7 @@ def test_a_name_that_moved_says_where_it_is(old: str) -> None:
         ("import avow.peer.http.api", "avow.server, avow.node"),
     ],
 )
-def test_every_form_of_import_says_it(statement: str, new: str) -> None:
+def test_every_form_of_import_names_the_new_place(statement: str, new: str) -> None:
     done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"Use {new}; CHANGELOG.md lists everything that moved" in done.stderr
@@ -68,7 +68,7 @@ def test_another_name_that_is_missing_is_an_attribute_error(package: str) -> Non
         getattr(import_module(package), "Nonsense")  # noqa: B009
 
 
-def test_the_changelog_has_the_table() -> None:
+def test_the_changelog_has_the_table_of_moves() -> None:
     _, _, table = CHANGELOG.read_text().partition("| old path | new path |")
     rows = re.findall(r"^\| `([\w.]+)` \| `([\w., ]+)` \|", table, re.MULTILINE)
     assert dict(rows) == MOVED

@@ -48,12 +48,12 @@ def test_every_name_is_that_of_its_module(name: str) -> None:
     assert getattr(avow, name) is getattr(import_module(module), there)
 
 
-def test_the_module_of_errors_and_the_version_are_there() -> None:
+def test_the_errors_module_and_the_version_are_exported() -> None:
     assert inspect.ismodule(avow.errors)
     assert re.fullmatch(r"\d+(\.\d+)*", avow.__version__)
 
 
-def test_another_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'avow' has no attribute 'Nonsense'"):
         getattr(avow, "Nonsense")  # noqa: B009
 

@@ -30,7 +30,7 @@ DEAD = unreached("connection refused")
 
 
 class Services(Branches):
-    """`slow` says how long a URL takes; `calls` is what was called, with the time."""
+    """`slow`: how long a URL takes; `calls`: the calls made, with the time."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -39,7 +39,7 @@ class Services(Branches):
         self.calls: list[tuple[float, Call]] = []
         self.in_flight: dict[str, int] = {}
         self.most_in_flight: dict[str, int] = {}
-        self.told: list[dict[str, Any]] = []
+        self.alerts: list[dict[str, Any]] = []
         self.webhook_problem = ""
 
     def answer(self, url: str, *results: Result | Verdict) -> None:
@@ -64,7 +64,7 @@ class Services(Branches):
 
     async def post_alert(self, url: str, body: bytes, *, timeout_s: float) -> str:
         if not self.webhook_problem:
-            self.told.append(msgspec.json.decode(body))
+            self.alerts.append(msgspec.json.decode(body))
         return self.webhook_problem
 
     def times(self, url: str) -> list[float]:
@@ -143,7 +143,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """What reaches the loop's exception handler fails the test."""
+    """An error that reaches the loop's exception handler fails the test."""
     reported: list[dict[str, Any]] = []
 
     def new_loop() -> asyncio.AbstractEventLoop:

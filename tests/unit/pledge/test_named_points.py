@@ -31,7 +31,7 @@ def functions_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_each_point_is_shown_by_tests_that_exist_and_say_its_number(point: int) -> None:
+def test_each_point_names_existing_tests_that_carry_its_number(point: int) -> None:
     named = table()[point]
     assert named, f"point {point} names no test"
     for file, name in named:
@@ -43,7 +43,7 @@ def test_the_table_has_every_point_once_and_no_others() -> None:
     assert list(table()) == list(POINTS)
 
 
-def test_no_test_claims_a_point_that_is_none() -> None:
+def test_no_test_names_an_unknown_point() -> None:
     files = [path for path in TESTS.rglob("test_*.py") if "pledge" in path.name or "barrier" in path.name]
     claimed = {
         int(found[1])

@@ -23,13 +23,13 @@ from avow.errors import PledgeDecided, UnknownPledge
         ([DEAD, "SUCCESS"], "failing"),
     ],
 )
-def test_point_4_who_waits_is_told_what_it_is_and_delivery_goes_on(answers: list[Any], state: str) -> None:
+def test_point_4_a_waiting_caller_gets_the_actual_status_and_delivery_continues(answers: list[Any], state: str) -> None:
     async def go() -> None:
         async with world() as w:
             w.services.answer(BRANCH, *answers)
-            told = await w.coordinator.submit(request(wait_result=True))
-            assert told.delivery.state == state
-            assert told.pledge.status == ("succeeded" if state == "succeeded" else "submitted")
+            submission = await w.coordinator.submit(request(wait_result=True))
+            assert submission.delivery.state == state
+            assert submission.pledge.status == ("succeeded" if state == "succeeded" else "submitted")
             await w.until("g", "succeeded")
 
     run(go)
@@ -38,9 +38,9 @@ def test_point_4_who_waits_is_told_what_it_is_and_delivery_goes_on(answers: list
 def test_point_4_a_delayed_pledge_is_reported_as_delayed_at_once() -> None:
     async def go() -> None:
         async with world() as w:
-            told = await w.coordinator.submit(request(wait_result=True, delay_s=60.0))
-            assert told.delivery.state == "delayed"
-            assert told.delivery.next_at_ms == now_ms() + 60_000
+            submission = await w.coordinator.submit(request(wait_result=True, delay_s=60.0))
+            assert submission.delivery.state == "delayed"
+            assert submission.delivery.next_at_ms == now_ms() + 60_000
             await w.until("g", "succeeded")
 
     run(go)
@@ -51,15 +51,15 @@ def test_point_4_waiting_is_bounded_and_a_slow_branch_is_pending() -> None:
         async with world(wait_result_s=2.0, request_timeout_s=100.0) as w:
             w.services.slow[BRANCH] = 50.0
             began = asyncio.get_running_loop().time()
-            told = await w.coordinator.submit(request(wait_result=True))
-            assert told.delivery.state == "started"
+            submission = await w.coordinator.submit(request(wait_result=True))
+            assert submission.delivery.state == "started"
             assert asyncio.get_running_loop().time() - began == pytest.approx(2.0, abs=0.1)
             await w.until("g", "succeeded")
 
     run(go)
 
 
-def test_point_13_failed_is_told_from_committed_and_pending() -> None:
+def test_point_13_failed_differs_from_committed_and_pending() -> None:
     async def go() -> None:
         async with world() as w:
             w.services.answer(BRANCH, "ERROR")
@@ -81,7 +81,7 @@ def test_point_13_failed_is_told_from_committed_and_pending() -> None:
 # ------------------------------------------------------------------------------------------------ abort
 
 
-def test_point_11_an_abort_asks_the_checkback_and_cannot_kill_what_committed() -> None:
+def test_point_11_an_abort_asks_the_checkback_and_cannot_undo_a_commit() -> None:
     async def go() -> None:
         async with world() as w:
             await w.coordinator.prepare(request())
@@ -94,7 +94,7 @@ def test_point_11_an_abort_asks_the_checkback_and_cannot_kill_what_committed() -
     run(go)
 
 
-def test_point_11_an_abort_of_what_rolled_back_fails_it_at_once() -> None:
+def test_point_11_an_abort_of_a_rolled_back_transaction_fails_it_at_once() -> None:
     async def go() -> None:
         async with world() as w:
             w.services.answer(CHECKBACK, "FAILURE")

@@ -19,8 +19,8 @@ def test_a_pledge_is_prepared_submitted_and_delivered_with_three_operations_of_t
             await asyncio.sleep(0.5)  # the loop's first turn
             before = store.writes_count
             await w.coordinator.prepare(request())
-            told = await w.coordinator.submit(request())
-            assert (told.delivery.state, told.repeated) == ("started", False)
+            submission = await w.coordinator.submit(request())
+            assert (submission.delivery.state, submission.repeated) == ("started", False)
             await asyncio.sleep(0.1)
             assert await w.status("g") == "succeeded"
             assert store.writes_count - before == 3
@@ -55,7 +55,7 @@ def test_a_plain_message_needs_no_prepare() -> None:
     run(go)
 
 
-def test_prepared_and_never_submitted_it_is_asked_about_and_delivered_if_committed() -> None:
+def test_a_pledge_never_submitted_is_checked_back_and_delivered_if_committed() -> None:
     async def go() -> None:
         async with world(timeout_to_fail_s=35.0) as w:
             began = asyncio.get_running_loop().time()
@@ -68,7 +68,7 @@ def test_prepared_and_never_submitted_it_is_asked_about_and_delivered_if_committ
     run(go)
 
 
-def test_prepared_and_rolled_back_it_fails_and_no_branch_is_called() -> None:
+def test_a_pledge_that_was_rolled_back_fails_and_no_branch_is_called() -> None:
     async def go() -> None:
         async with world() as w:
             w.services.answer(CHECKBACK, "ONGOING", "ERROR", "FAILURE")
@@ -136,7 +136,7 @@ def test_a_repeated_request_is_recognized_by_another_coordinator_too() -> None:
 
 
 @pytest.mark.parametrize("where", ["prepare", "submit", "checkback"])
-def test_point_7_a_delay_is_kept_whichever_way_it_is_submitted(where: str) -> None:
+def test_point_7_a_delay_is_kept_however_the_pledge_is_submitted(where: str) -> None:
     async def go() -> None:
         async with world(timeout_to_fail_s=20.0) as w:
             began = asyncio.get_running_loop().time()
@@ -155,7 +155,7 @@ def test_point_7_a_delay_is_kept_whichever_way_it_is_submitted(where: str) -> No
     run(go)
 
 
-def test_branches_are_called_in_order_and_none_before_the_one_before_it_succeeded() -> None:
+def test_branches_are_called_in_order_each_after_the_previous_succeeded() -> None:
     async def go() -> None:
         async with world() as w:
             urls = ["http://a/", "http://b/", "http://c/"]

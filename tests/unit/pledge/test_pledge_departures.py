@@ -12,7 +12,7 @@ TIMEOUT_S = 20.0
 
 
 class Held:
-    """Performs a group when it is let go."""
+    """Performs a group when the test releases it."""
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
@@ -41,7 +41,7 @@ async def _begun(desk: Held) -> None:
 
 
 def _run(first: range, meanwhile: range) -> list[list[int]]:
-    """Groups, when `first` ask again at once for numbers from 100 on, and `meanwhile` while they are performed."""
+    """Groups, if callers in `first` submit again at once (numbers from 100) and `meanwhile` arrive during a group."""
     desk = Held()
 
     async def main() -> None:
@@ -59,19 +59,19 @@ def _run(first: range, meanwhile: range) -> list[list[int]]:
     return desk.groups
 
 
-def test_what_comes_in_one_turn_of_the_loop_is_one_group() -> None:
+def test_operations_of_one_loop_turn_form_one_group() -> None:
     assert _run(range(50), range(0))[0] == list(range(50))
 
 
-def test_few_that_wait_let_those_who_were_just_answered_ask_first() -> None:
+def test_with_few_waiters_just_answered_callers_join_the_next_group() -> None:
     assert _run(range(10), range(50, 54)) == [list(range(10)), [*range(50, 54), *range(100, 110)]]
 
 
-def test_many_that_wait_leave_at_once_and_the_others_are_the_next_group() -> None:
+def test_many_waiters_leave_at_once_and_the_others_form_the_next_group() -> None:
     assert _run(range(10), range(50, 56)) == [list(range(10)), list(range(50, 56)), list(range(100, 110))]
 
 
-def test_everything_asked_before_the_end_is_performed_also_when_it_came_in_the_same_turn() -> None:
+def test_operations_before_close_are_performed_even_in_the_same_turn() -> None:
     async def main() -> None:
         desk = Held()
         desk.go.release(100)

@@ -9,5 +9,5 @@ from avow.pledge.state import diagram
 PAGE = Path(__file__).parents[3] / "docs" / "pledges.md"
 
 
-def test_the_page_shows_the_table_of_moves() -> None:
+def test_the_page_shows_the_transition_table() -> None:
     assert f"```mermaid\n{diagram()}```" in PAGE.read_text(), "put avow.pledge.state.diagram() into docs/pledges.md"

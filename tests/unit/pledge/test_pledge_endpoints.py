@@ -40,7 +40,7 @@ def scenario(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None
         ("http://shop:nonsense/", "http://shop:nonsense/"),
     ],
 )
-def test_an_endpoint_is_what_a_call_can_be_hindered_by(url: str, name: str) -> None:
+def test_an_endpoint_is_derived_from_the_target_of_a_call(url: str, name: str) -> None:
     assert endpoint_name(url) == name
 
 
@@ -63,7 +63,7 @@ async def test_an_endpoint_has_its_own_bound_and_calls_wait_in_order() -> None:
 
 
 @scenario
-async def test_when_all_places_are_taken_endpoints_take_turns() -> None:
+async def test_endpoints_take_turns_when_all_slots_are_in_use() -> None:
     gates, _ = gate(calls_max=2)
     a, b, c = (gates.of(f"http://{name}/") for name in "abc")
     assert gates.enter(a, now_s=0) is True
@@ -79,7 +79,7 @@ async def test_when_all_places_are_taken_endpoints_take_turns() -> None:
 
 
 @scenario
-async def test_who_waits_too_long_or_comes_when_too_many_wait_is_turned_away() -> None:
+async def test_a_call_that_waits_too_long_or_behind_too_many_is_refused() -> None:
     gates, _ = gate(waiting_per_endpoint_max=1, waiting_s=5.0)
     shop = gates.of("http://shop/")
     assert gates.enter(shop, now_s=0) is True
@@ -95,7 +95,7 @@ async def test_who_waits_too_long_or_comes_when_too_many_wait_is_turned_away() -
 
 
 @scenario
-async def test_who_gives_up_waiting_does_not_take_the_place() -> None:
+async def test_a_cancelled_waiter_takes_no_slot() -> None:
     gates, _ = gate()
     shop = gates.of("http://shop/")
     for _ in range(2):
@@ -110,7 +110,7 @@ async def test_who_gives_up_waiting_does_not_take_the_place() -> None:
 
 
 @scenario
-async def test_an_endpoint_that_is_not_reached_again_and_again_is_closed_and_probed() -> None:
+async def test_a_repeatedly_unreachable_endpoint_is_closed_and_probed() -> None:
     gates, returned = gate(probe_interval_s=1.0, probe_interval_max_s=4.0)
     shop = gates.of("http://shop/")
     for _ in range(3):
@@ -133,7 +133,7 @@ async def test_an_endpoint_that_is_not_reached_again_and_again_is_closed_and_pro
 
 
 @scenario
-async def test_closing_turns_away_who_waits_and_an_answer_in_between_keeps_it_open() -> None:
+async def test_closing_an_endpoint_refuses_waiters_and_an_answer_keeps_it_open() -> None:
     gates, _ = gate()
     shop = gates.of("http://shop/")
     for _ in range(5):
@@ -164,7 +164,7 @@ async def test_a_cancelled_probe_leaves_room_for_the_next() -> None:
 
 
 @scenario
-async def test_a_call_that_a_return_has_outlasted_closes_nothing_and_is_parked() -> None:
+async def test_a_failed_call_from_before_a_recovery_closes_nothing_and_is_parked() -> None:
     gates, returned = gate(calls_per_endpoint_max=9, calls_max=9)
     shop = gates.of("http://shop/")
     for _ in range(6):
@@ -185,7 +185,7 @@ async def test_a_call_that_a_return_has_outlasted_closes_nothing_and_is_parked()
 
 
 @scenario
-async def test_what_is_parked_comes_out_in_order_and_as_there_is_room() -> None:
+async def test_parked_pledges_leave_in_order_when_there_is_room() -> None:
     gates, _ = gate()
     shop = gates.of("http://shop/")
     for number in range(10):
@@ -204,7 +204,7 @@ async def test_what_is_parked_comes_out_in_order_and_as_there_is_room() -> None:
 
 
 @scenario
-async def test_endpoints_that_nobody_uses_are_forgotten() -> None:
+async def test_unused_endpoints_are_forgotten() -> None:
     gates, _ = gate()
     busy = gates.of("http://busy/")
     gates.enter(busy, now_s=0)

@@ -13,22 +13,22 @@ from avow.pledge.record import Submission
 SOURCE = b'{"branches": []}'
 
 
-def test_what_was_prepared_from_the_same_bytes_is_the_same_request() -> None:
+def test_a_request_prepared_from_the_same_bytes_is_the_same_request() -> None:
     async def go() -> None:
         async with world() as w:
             asked = request()
             await w.coordinator.prepare(asked, source=SOURCE)
             assert w.coordinator.prepared_from("g", SOURCE) is asked
             assert w.coordinator.prepared_from("g", bytearray(SOURCE)) is asked
-            told = await w.coordinator.submit(asked)
-            assert (told.delivery.state, told.repeated) == ("started", False)
+            submission = await w.coordinator.submit(asked)
+            assert (submission.delivery.state, submission.repeated) == ("started", False)
             await w.until("g", "succeeded", within_s=1)
             assert w.services.count(BRANCH) == 1
 
     run(go)
 
 
-def test_other_bytes_another_gid_and_a_second_submit_are_read_again() -> None:
+def test_other_bytes_another_gid_and_a_second_submit_are_parsed_again() -> None:
     async def go() -> None:
         async with world() as w:
             asked = request()
@@ -42,7 +42,7 @@ def test_other_bytes_another_gid_and_a_second_submit_are_read_again() -> None:
     run(go)
 
 
-def test_a_prepare_that_names_no_source_and_one_with_a_long_source_are_read_again() -> None:
+def test_a_prepare_without_a_source_or_with_a_long_one_is_parsed_again() -> None:
     async def go() -> None:
         async with world() as w:
             await w.coordinator.prepare(request())
@@ -68,7 +68,7 @@ def test_an_equal_request_that_is_not_the_same_one_is_compared() -> None:
     run(go)
 
 
-def test_what_another_coordinator_decided_meanwhile_is_seen_although_the_bytes_are_the_same() -> None:
+def test_a_decision_of_another_coordinator_is_seen_although_the_bytes_are_the_same() -> None:
     async def go() -> None:
         async with world() as w:
             asked = request()
@@ -88,17 +88,17 @@ def test_on_stored_is_called_at_once_and_the_caller_s_task_delivers() -> None:
         async with world() as w:
             heard: list[tuple[str, int, int]] = []
 
-            def told(done: Submission) -> None:
+            def submission(done: Submission) -> None:
                 in_hand = w.coordinator.statistics()["in_hand"]
                 heard.append((done.delivery.state, w.services.count(BRANCH), in_hand))
 
-            done = await w.coordinator.submit(request(), on_stored=told)
+            done = await w.coordinator.submit(request(), on_stored=submission)
             assert heard == [("started", 0, 1)]
             assert done.delivery.state == "started"
             assert w.services.count(BRANCH) == 1
             assert (await w.coordinator.load("g")).status == "succeeded"
             assert w.coordinator.statistics()["in_hand"] == 0
-            await w.coordinator.submit(request(), on_stored=told)
+            await w.coordinator.submit(request(), on_stored=submission)
             assert heard[1:] == [("succeeded", 1, 0)]
 
     run(go)

@@ -1,4 +1,4 @@
-"""Group commit: what waits is performed together, and each gets its own outcome."""
+"""Group commit: waiting operations are performed together, and each gets its own outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 20.0
 
 
 class Desk:
-    """Performs by hand: a group waits until it is let go."""
+    """A group waits until the test releases it."""
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
@@ -60,7 +60,7 @@ async def _began(replica: Desk) -> None:
     await asyncio.to_thread(replica.began.acquire, timeout=TIMEOUT_S)
 
 
-def test_what_comes_while_a_group_is_performed_is_the_next_group() -> None:
+def test_operations_that_arrive_during_a_group_form_the_next_one() -> None:
     async def test(replica: Desk, thread: GroupThread[int]) -> None:
         first = await _ask(thread, 2)
         await _began(replica)
@@ -84,7 +84,7 @@ def test_an_operation_that_fails_is_the_only_one_that_fails() -> None:
     _with_desk(test, held=False)
 
 
-def test_when_a_whole_group_is_refused_each_is_performed_alone_and_only_the_one_to_blame_fails() -> None:
+def test_a_refused_group_is_retried_one_by_one_and_only_the_faulty_operation_fails() -> None:
     async def test(replica: Desk, thread: GroupThread[int]) -> None:
         replica.refuse = lambda operations: InvalidRequest("six is bad") if 6 in operations else None
         await asyncio.gather(*await _ask(thread, 0))
@@ -96,7 +96,7 @@ def test_when_a_whole_group_is_refused_each_is_performed_alone_and_only_the_one_
 
 
 @pytest.mark.parametrize("error", [Offline("gone"), Unknown("lost"), Busy("later")])
-def test_what_concerns_all_is_told_to_all_and_nothing_is_performed_again(error: Exception) -> None:
+def test_an_error_of_the_whole_group_is_reported_to_all_and_not_retried(error: Exception) -> None:
     async def test(replica: Desk, thread: GroupThread[int]) -> None:
         await _ask(thread, 0)
         await _began(replica)
@@ -111,7 +111,7 @@ def test_what_concerns_all_is_told_to_all_and_nothing_is_performed_again(error: 
     _with_desk(test)
 
 
-def test_a_defect_reaches_those_who_asked_and_the_thread_goes_on() -> None:
+def test_a_defect_reaches_its_callers_and_the_thread_continues() -> None:
     async def test(replica: Desk, thread: GroupThread[int]) -> None:
         replica.refuse = lambda operations: KeyError("defect")
         with pytest.raises(KeyError):
@@ -122,7 +122,7 @@ def test_a_defect_reaches_those_who_asked_and_the_thread_goes_on() -> None:
     _with_desk(test, held=False)
 
 
-def test_a_task_that_gives_up_takes_nobody_with_it() -> None:
+def test_a_cancelled_task_does_not_affect_others() -> None:
     async def test(replica: Desk, thread: GroupThread[int]) -> None:
         await _ask(thread, 0)
         await _began(replica)
@@ -152,7 +152,7 @@ def test_a_group_is_bounded_in_number_and_in_bytes() -> None:
     _with_desk(test)
 
 
-def test_too_many_that_wait_are_refused_and_nothing_is_done_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_waiters_are_refused_without_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PLEDGE_WAITING_COUNT", 3)
 
     async def test(replica: Desk, thread: GroupThread[int]) -> None:
@@ -168,7 +168,7 @@ def test_too_many_that_wait_are_refused_and_nothing_is_done_for_them(monkeypatch
     _with_desk(test)
 
 
-def test_closing_waits_for_what_was_asked_and_refuses_the_rest() -> None:
+def test_closing_waits_for_accepted_operations_and_refuses_the_rest() -> None:
     async def test(replica: Desk, thread: GroupThread[int]) -> None:
         first = await _ask(thread, 0)
         await _began(replica)

@@ -1,4 +1,4 @@
-"""A coordinator in virtual time: what fails is repeated, dies, is redriven, or is stopped by a person."""
+"""A coordinator in virtual time: failing pledges are retried, die, are redriven, or are stopped manually."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from avow.pledge.verdicts import Result
 ERROR: Result = "ERROR"
 
 
-def test_point_6_what_fails_is_repeated_with_capped_back_off_dies_alerts_and_is_redriven() -> None:
+def test_point_6_a_failing_pledge_backs_off_with_a_cap_dies_alerts_and_is_redriven() -> None:
     async def go() -> None:
         async with world(
             retry_interval_s=1.0, backoff_max_s=8.0, alert_webhook="http://alerts/", endpoint_failures=1000
@@ -31,8 +31,8 @@ def test_point_6_what_fails_is_repeated_with_capped_back_off_dies_alerts_and_is_
             assert (dead.progress.last_error, dead.progress.failures) == ("because", 12)
             assert dead.progress.reason == "failed 12 times in a row"
             await asyncio.sleep(1)
-            assert [alert["retry_count"] for alert in w.services.told] == [3, 6, 12]
-            assert w.services.told[-1] == {
+            assert [alert["retry_count"] for alert in w.services.alerts] == [3, 6, 12]
+            assert w.services.alerts[-1] == {
                 "gid": "g",
                 "status": "dead",
                 "branch": "01",
@@ -48,7 +48,7 @@ def test_point_6_what_fails_is_repeated_with_capped_back_off_dies_alerts_and_is_
     run(go)
 
 
-def test_a_webhook_that_fails_hurts_nobody() -> None:
+def test_a_failing_webhook_has_no_effect_on_pledges() -> None:
     async def go() -> None:
         async with world(retry_interval_s=1.0, alert_webhook="http://alerts/") as w:
             w.services.webhook_problem = "HTTP 500"
@@ -68,13 +68,13 @@ def test_a_checkback_that_fails_causes_an_alert_too() -> None:
             await w.coordinator.prepare(request())
             await w.until("g", "succeeded")
             await asyncio.sleep(1)
-            (alert,) = w.services.told
+            (alert,) = w.services.alerts
             assert (alert["branch"], alert["status"], alert["retry_count"]) == ("00", "prepared", 3)
 
     run(go)
 
 
-def test_it_dies_by_age_when_it_only_failed() -> None:
+def test_a_pledge_that_only_failed_dies_by_age() -> None:
     async def go() -> None:
         async with world(dead_after_s=3600.0, sweep_s=60.0) as w:
             w.services.answer(BRANCH, "ERROR")
@@ -120,7 +120,7 @@ def test_point_8_retry_now_does_not_wait_for_the_back_off(what: str) -> None:
     run(go)
 
 
-def test_point_8_many_that_wait_long_are_retried_with_one_call() -> None:
+def test_point_8_many_waiting_pledges_are_retried_with_one_call() -> None:
     async def go() -> None:
         async with world(endpoint_failures=1000, backoff_max_s=1e6, retry_interval_s=1000.0) as w:
             w.services.answer(BRANCH, *[ERROR] * 30, "SUCCESS")
@@ -139,7 +139,7 @@ def test_point_8_many_that_wait_long_are_retried_with_one_call() -> None:
     run(go)
 
 
-def test_dead_ones_are_redriven_with_one_call() -> None:
+def test_dead_pledges_are_redriven_with_one_call() -> None:
     async def go() -> None:
         async with world(retry_limit=1) as w:
             w.services.answer(BRANCH, "ERROR")
@@ -173,7 +173,7 @@ def test_a_person_can_stop_a_pledge_in_any_status_but_the_last() -> None:
     run(go)
 
 
-def test_what_is_stopped_while_it_is_called_stays_stopped_and_the_delivery_is_noted() -> None:
+def test_a_pledge_stopped_during_a_call_stays_stopped_and_the_delivery_is_recorded() -> None:
     async def go() -> None:
         async with world() as w:
             w.services.slow[BRANCH] = 2.0

@@ -1,4 +1,4 @@
-"""The table and the functions that go by it: every event in every status, times, options, what is compared."""
+"""The transition table and its functions: every event in every status, times, options, comparison of contents."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answer(index: int, result: Any, *, text: str = "why") -> CallResult:
 
 
 def ask(request: Request, progress: Progress) -> Progress:
-    """The function behind a request, for a gid that is known."""
+    """The function for a request, for a known gid."""
     known = content()
     if request == "prepare":
         return replace(progress, status=state.move("g", progress.status, "prepare"))
@@ -62,7 +62,7 @@ def ask(request: Request, progress: Progress) -> Progress:
 
 
 @pytest.mark.parametrize(("status", "request_"), [*product(STATUSES, REQUESTS)])
-def test_every_request_in_every_status_goes_by_the_table_or_is_refused(status: Status, request_: Request) -> None:
+def test_every_request_in_every_status_follows_the_table_or_is_refused(status: Status, request_: Request) -> None:
     before = progress_in(status)
     if (status, request_) in MOVES:
         assert ask(request_, before).status == MOVES[status, request_]
@@ -103,12 +103,12 @@ def test_every_answer_of_a_branch_in_every_status_moves_it_or_comes_late(status:
             assert after is before
 
 
-def test_a_branch_of_a_prepared_pledge_cannot_be_heard_of() -> None:
+def test_no_branch_answer_can_arrive_for_a_prepared_pledge() -> None:
     with pytest.raises(PledgeDecided):
         heard(progress_in("prepared"), answer(0, "SUCCESS"))
 
 
-def test_no_move_is_both_in_the_table_and_late() -> None:
+def test_no_transition_is_both_in_the_table_and_late() -> None:
     assert not set(MOVES) & LATE
 
 
@@ -117,7 +117,7 @@ def test_only_a_submit_a_checkback_or_a_person_decides_a_prepared_pledge() -> No
     assert deciding == {"submit", "committed", "rolled back", "stop"}
 
 
-def test_the_drawing_shows_every_move() -> None:
+def test_the_diagram_shows_every_transition() -> None:
     drawn = state.diagram()
     for (before, event), after in MOVES.items():
         arrow = next(
@@ -129,7 +129,7 @@ def test_the_drawing_shows_every_move() -> None:
 # ------------------------------------------------------------------------------------------- how it begins
 
 
-def test_a_prepared_pledge_is_asked_about_when_its_time_is_over() -> None:
+def test_a_checkback_is_due_when_the_time_of_a_prepared_pledge_is_over() -> None:
     begun = state.begun(content(), "prepare", now_ms=NOW, settings=SETTINGS)
     assert (begun.status, begun.next_at_ms) == ("prepared", NOW + 35_000)
     assert state.due(content(), begun, now_ms=NOW + 34_999) == ()
@@ -147,7 +147,7 @@ def test_a_plain_message_is_due_at_once_branch_after_branch() -> None:
     assert (last.status, last.next_at_ms, last.finished_ms) == ("succeeded", NEVER_MS, NOW)
 
 
-def test_concurrent_branches_are_due_together_and_only_those_that_are_missing_again() -> None:
+def test_concurrent_branches_are_due_together_and_only_undelivered_ones_again() -> None:
     both = content(concurrent=True)
     begun = state.begun(both, "submit", now_ms=NOW, settings=SETTINGS)
     assert state.due(both, begun, now_ms=NOW) == (0, 1)
@@ -156,7 +156,7 @@ def test_concurrent_branches_are_due_together_and_only_those_that_are_missing_ag
     assert state.due(both, after, now_ms=after.next_at_ms) == (0,)
 
 
-def test_a_pledge_of_nothing_has_succeeded_when_it_is_submitted() -> None:
+def test_a_pledge_without_branches_succeeds_when_it_is_submitted() -> None:
     nothing = content(branches=0)
     assert state.begun(nothing, "submit", now_ms=NOW, settings=SETTINGS).status == "succeeded"
     prepared = state.begun(nothing, "prepare", now_ms=NOW, settings=SETTINGS)
@@ -164,7 +164,7 @@ def test_a_pledge_of_nothing_has_succeeded_when_it_is_submitted() -> None:
     assert heard(prepared, answer(CHECKBACK, "SUCCESS"), of=nothing).status == "succeeded"
 
 
-# --------------------------------------------------------------------------------------- what is compared
+# --------------------------------------------------------------------------------------- comparison of contents
 
 
 def request(*steps: tuple[str, bytes], **changed: Any) -> Content:
@@ -183,7 +183,7 @@ def request(*steps: tuple[str, bytes], **changed: Any) -> Content:
     ],
     ids=["the same", "no checkback in submit", "the default protocol said", "options", "custom data"],
 )
-def test_what_dtm_clients_send_differently_in_submit_is_the_same_content(again: Content) -> None:
+def test_differences_of_dtm_clients_in_submit_do_not_change_the_content(again: Content) -> None:
     state.compare(content(), again)
 
 
@@ -205,7 +205,7 @@ def test_point_3_another_content_under_the_same_gid_is_refused(other: Content) -
     assert refused.value.definite
 
 
-def test_a_topic_is_compared_by_its_name_and_not_by_who_subscribes() -> None:
+def test_a_topic_is_compared_by_its_name_and_not_by_its_subscribers() -> None:
     expanded = Content(
         "g", (Branch("01-01", "http://a", b"x"), Branch("01-02", "http://b", b"x")), steps=(("topic://t", b"x"),)
     )
@@ -214,17 +214,17 @@ def test_a_topic_is_compared_by_its_name_and_not_by_who_subscribes() -> None:
         state.compare(expanded, Content("g", steps=(("topic://t", b"y"),)))
 
 
-def test_what_submit_says_about_the_delivery_is_taken_over() -> None:
+def test_delivery_options_of_submit_are_used() -> None:
     prepared = state.begun(content(retry_interval_s=5.0), "prepare", now_ms=NOW, settings=SETTINGS)
-    said = request(options=Options(concurrent=True, request_timeout_s=8.0, branch_headers={"a": "b"}))
-    after = state.submitted(content(retry_interval_s=5.0), prepared, said, now_ms=NOW)
+    submit = request(options=Options(concurrent=True, request_timeout_s=8.0, branch_headers={"a": "b"}))
+    after = state.submitted(content(retry_interval_s=5.0), prepared, submit, now_ms=NOW)
     assert after.options == Options(
         concurrent=True, request_timeout_s=8.0, retry_interval_s=5.0, branch_headers={"a": "b"}
     )
     assert state.due(content(), after, now_ms=NOW) == (0, 1)
 
 
-def test_a_submit_that_says_nothing_keeps_what_prepare_said() -> None:
+def test_a_submit_without_options_keeps_those_of_prepare() -> None:
     known = content(concurrent=True, request_timeout_s=8.0)
     prepared = state.begun(known, "prepare", now_ms=NOW, settings=SETTINGS)
     assert state.submitted(known, prepared, request(), now_ms=NOW).options is None
@@ -233,8 +233,8 @@ def test_a_submit_that_says_nothing_keeps_what_prepare_said() -> None:
 @pytest.mark.parametrize("status", ["submitted", "succeeded", "dead"])
 def test_point_3_a_repeated_submit_changes_nothing(status: Status) -> None:
     before = progress_in(status, delivered=1)
-    said = request(options=Options(delay_s=99, concurrent=True))
-    assert state.submitted(content(), before, said, now_ms=NOW) is before
+    submit = request(options=Options(delay_s=99, concurrent=True))
+    assert state.submitted(content(), before, submit, now_ms=NOW) is before
 
 
 # ------------------------------------------------------------------------------------------------- delay
@@ -244,8 +244,8 @@ def test_point_3_a_repeated_submit_changes_nothing(status: Status) -> None:
 def test_point_7_a_delay_given_at_prepare_or_submit_is_kept(where: str) -> None:
     known = content(delay_s=10.0) if where == "prepare" else content()
     prepared = state.begun(known, "prepare", now_ms=NOW, settings=SETTINGS)
-    said = request(options=Options(delay_s=10.0)) if where == "submit" else request()
-    after = state.submitted(known, prepared, said, now_ms=NOW + 100)
+    submit = request(options=Options(delay_s=10.0)) if where == "submit" else request()
+    after = state.submitted(known, prepared, submit, now_ms=NOW + 100)
     assert after.next_at_ms == NOW + 10_000
     assert state.due(known, after, now_ms=NOW + 9_999) == ()
     assert state.due(known, after, now_ms=NOW + 10_000) == (0,)
@@ -297,7 +297,7 @@ def test_point_6_the_back_off_has_full_jitter() -> None:
         assert after.next_at_ms - NOW == round(40_000 * jitter)
 
 
-def test_an_interval_of_its_own_above_the_cap_is_kept() -> None:
+def test_an_explicit_interval_above_the_cap_is_used() -> None:
     waits = [progress.next_at_ms - NOW for progress in failed_times(3, of=content(retry_interval_s=1000.0))]
     assert waits == [1_000_000] * 3
 
@@ -310,13 +310,13 @@ def test_the_first_interval_is_chosen_as_in_dtm() -> None:
     assert state.base_s(content(), submitted, settings=SETTINGS) == 10
 
 
-def test_ongoing_is_asked_again_after_the_first_interval_and_is_no_failure() -> None:
+def test_after_ongoing_the_checkback_is_repeated_and_no_failure_is_counted() -> None:
     failing = failed_times(5, of=content())[-1]
     after = heard(failing, answer(0, "ONGOING"))
     assert (after.next_at_ms - NOW, after.failures, after.failing_since_ms) == (10_000, 0, 0)
 
 
-def test_a_delivered_branch_sets_the_back_off_back() -> None:
+def test_a_delivered_branch_resets_the_back_off() -> None:
     failing = failed_times(5, of=content())[-1]
     after = heard(failing, answer(0, "SUCCESS"))
     assert (after.failures, after.interval_s, after.next_at_ms) == (0, 0.0, NOW)
@@ -342,7 +342,7 @@ def test_point_6_a_limit_makes_it_dead_and_redrive_delivers_what_is_missing() ->
     assert state.due(limited, again, now_ms=NOW + 1) == (1,)
 
 
-def test_the_coordinators_own_limit_counts_where_the_pledge_has_none() -> None:
+def test_the_coordinators_limit_applies_to_a_pledge_without_one() -> None:
     limited = replace(SETTINGS, retry_limit=2)
     once = heard(progress_in("submitted"), answer(0, "ERROR"), settings=limited)
     assert once.status == "submitted"
@@ -408,14 +408,14 @@ def test_a_delivered_branch_stays_delivered_whatever_a_repeated_call_returns() -
     assert again.branches[0].status == "succeeded"
 
 
-def test_putting_back_is_no_attempt() -> None:
+def test_releasing_a_pledge_is_not_an_attempt() -> None:
     before = progress_in("submitted")
     after = state.put_back(content(), before, "closed", now_ms=NOW, jitter=1.0, settings=SETTINGS)
     assert (after.next_at_ms - NOW, after.interval_s) == (300_000, 0.0)
     assert (after.failures, after.attempts, after.last_error) == (0, (), "closed")
 
 
-def test_what_is_held_is_due_only_when_its_holder_must_be_dead() -> None:
+def test_a_held_pledge_is_due_only_when_its_holder_must_be_dead() -> None:
     held = state.held(progress_in("submitted"), until_ms=NOW + 10_000)
     assert state.due(content(), held, now_ms=NOW + 9_999) == ()
     assert state.due(content(), held, now_ms=NOW + 10_000) == (0,)
@@ -424,26 +424,26 @@ def test_what_is_held_is_due_only_when_its_holder_must_be_dead() -> None:
     assert state.released(freed, now_ms=NOW + 2) is freed
 
 
-# ------------------------------------------------------------------------------------- what a caller is told
+# ------------------------------------------------------------------------------------- the status a caller gets
 
 
-def test_point_4_a_caller_is_told_what_it_is() -> None:
-    def told(progress: Progress) -> str:
+def test_point_4_a_caller_gets_the_actual_status() -> None:
+    def state_of(progress: Progress) -> str:
         return state.delivery(progress, now_ms=NOW).state
 
     fresh = progress_in("submitted")
-    assert told(fresh) == "started"
-    assert told(heard(fresh, answer(0, "ONGOING"))) == "ongoing"
-    assert told(heard(fresh, answer(0, "FAILURE"))) == "failing"
-    assert told(heard(fresh, answer(0, "ERROR"))) == "failing"
-    assert told(state.put_back(content(), fresh, "closed", now_ms=NOW, jitter=0, settings=SETTINGS)) == "failing"
-    assert told(replace(fresh, not_before_ms=NOW + 1)) == "delayed"
-    assert told(progress_in("succeeded")) == "succeeded"
-    assert told(progress_in("dead")) == "dead"
-    assert told(progress_in("failed")) == "failed"
+    assert state_of(fresh) == "started"
+    assert state_of(heard(fresh, answer(0, "ONGOING"))) == "ongoing"
+    assert state_of(heard(fresh, answer(0, "FAILURE"))) == "failing"
+    assert state_of(heard(fresh, answer(0, "ERROR"))) == "failing"
+    assert state_of(state.put_back(content(), fresh, "closed", now_ms=NOW, jitter=0, settings=SETTINGS)) == "failing"
+    assert state_of(replace(fresh, not_before_ms=NOW + 1)) == "delayed"
+    assert state_of(progress_in("succeeded")) == "succeeded"
+    assert state_of(progress_in("dead")) == "dead"
+    assert state_of(progress_in("failed")) == "failed"
 
 
-def test_a_failing_delivery_says_where_and_why_and_when_it_is_tried_again() -> None:
+def test_a_failing_delivery_reports_where_why_and_when_it_is_retried() -> None:
     failing = heard(progress_in("submitted"), answer(0, "ERROR", text="HTTP 500: no"))
-    told = state.delivery(failing, now_ms=NOW)
-    assert (told.branch_id, told.error, told.next_at_ms) == ("01", "HTTP 500: no", NOW + 5_000)
+    state_of = state.delivery(failing, now_ms=NOW)
+    assert (state_of.branch_id, state_of.error, state_of.next_at_ms) == ("01", "HTTP 500: no", NOW + 5_000)

@@ -1,4 +1,4 @@
-"""Any sequence of events, in any order, with any delays: what is always true of a pledge."""
+"""Invariants of a pledge under any sequence of events with any delays."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ JITTER = st.floats(0, 1, exclude_max=True)
 
 
 class PledgeMachine(RuleBasedStateMachine):
-    """`called` are calls whose answers have not come; they may come in any status, much later."""
+    """`called`: calls without an answer yet; it may arrive in any status, much later."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = 1_000_000
         self.called: list[int] = []
         self.delivered: set[int] = set()
-        self.committed = False  # a submit or a checkback said so
+        self.committed = False  # by a submit or a checkback
         self.stopped = False
 
     @initialize(

@@ -1,4 +1,4 @@
-"""A coordinator in virtual time: coordinators that die or are paused, stores that are away, what is tidied up."""
+"""A coordinator in virtual time: coordinators that die or are paused, unreachable stores, clean-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from avow.pledge.store import Filter
 from avow.pledge.stores.memory import MemoryStore
 
 
-def test_what_a_dead_coordinator_held_is_carried_on_by_another() -> None:
+def test_pledges_of_a_dead_coordinator_are_delivered_by_another() -> None:
     async def go() -> None:
         store, services = MemoryStore(), Services()
         async with world(store=store) as b:
@@ -33,7 +33,7 @@ def test_what_a_dead_coordinator_held_is_carried_on_by_another() -> None:
     run(go)
 
 
-def test_who_owns_a_store_alone_takes_over_at_once() -> None:
+def test_the_only_owner_of_a_store_takes_over_at_once() -> None:
     async def go() -> None:
         store, services = MemoryStore(), Services()
         async with world(store=store, services=services) as a:
@@ -71,7 +71,7 @@ def test_a_restart_loses_nothing() -> None:
 
 
 class Pausing(MemoryStore):
-    """A coordinator over it can be stopped for a while from changing anything, as a paused process is."""
+    """A coordinator over it can be kept from changing anything for some time, like a paused process."""
 
     def __init__(self, shared: MemoryStore) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ async def _called_so_often(services: Services, count: int) -> bool:
 
 
 class Failing(MemoryStore):
-    """Fails as a database does that is away for a while."""
+    """Fails like a database that is unreachable for some time."""
 
     away = False
 
@@ -136,7 +136,7 @@ class Failing(MemoryStore):
             raise Offline("the database is away; nothing was changed")
 
 
-def test_a_store_that_is_away_delays_and_loses_nothing() -> None:
+def test_an_unreachable_store_delays_pledges_and_loses_none() -> None:
     async def go() -> None:
         store = Failing()
         async with world(store=store) as w:
@@ -158,7 +158,7 @@ def test_a_store_that_is_away_delays_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("claim_max", [1, 3, 1000])
-def test_however_few_are_claimed_at_once_all_that_are_due_are_carried(claim_max: int) -> None:
+def test_all_due_pledges_are_delivered_even_with_a_small_claim_size(claim_max: int) -> None:
     async def go() -> None:
         async with world(claim_max=claim_max) as w:
             for number in range(50):
@@ -171,7 +171,7 @@ def test_however_few_are_claimed_at_once_all_that_are_due_are_carried(claim_max:
 
 
 @pytest.mark.parametrize("sweep_s", [0.5, 5.0])
-def test_what_another_coordinator_left_behind_is_found_with_the_next_sweep(sweep_s: float) -> None:
+def test_pledges_left_by_another_coordinator_are_found_by_the_next_sweep(sweep_s: float) -> None:
     async def go() -> None:
         store = MemoryStore()
         async with world(store=store, sweep_s=sweep_s) as w:
@@ -185,7 +185,7 @@ def test_what_another_coordinator_left_behind_is_found_with_the_next_sweep(sweep
     run(go)
 
 
-def test_a_verdict_that_is_asked_for_again_at_once_answers_an_abort_once() -> None:
+def test_an_abort_is_answered_once_when_its_checkback_is_repeated_at_once() -> None:
     async def go() -> None:
         async with world(retry_interval_s=0.0001) as w:
             w.services.answer(CHECKBACK, "ERROR", "ERROR", "FAILURE")

@@ -1,4 +1,4 @@
-"""What is refused when it is pledged, and what a request becomes."""
+"""Validation of pledge requests, and what they are turned into."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_point_1_prepare_without_a_checkback_is_refused() -> None:
         "topic://transfers",
     ],
 )
-def test_what_can_be_called_is_accepted(url: str) -> None:
+def test_callable_branches_are_accepted(url: str) -> None:
     check(request("g", url))
 
 
@@ -84,13 +84,13 @@ def test_what_can_be_called_is_accepted(url: str) -> None:
         "http://shop/" + "x" * 2000,
     ],
 )
-def test_what_cannot_be_called_is_refused(url: str) -> None:
+def test_branches_that_cannot_be_called_are_refused(url: str) -> None:
     with pytest.raises(InvalidRequest):
         check(request("g", url))
 
 
 @pytest.mark.parametrize("url", ["queue://orders", "topic://t", "ftp://x"])
-def test_a_checkback_is_somebody_who_can_be_asked(url: str) -> None:
+def test_a_checkback_must_be_callable(url: str) -> None:
     with pytest.raises(InvalidRequest):
         check(request(checkback=url))
 
@@ -124,7 +124,7 @@ def test_a_gid_is_measured_in_bytes_as_stores_measure_it(gid: str, size_bytes: i
 
 
 @pytest.mark.parametrize("gid", ["x" * 128, "ä" * 64, "🚲" * 32])
-def test_a_gid_of_the_greatest_size_is_accepted_here_and_by_stores(gid: str) -> None:
+def test_a_gid_of_maximum_size_is_accepted_here_and_by_stores(gid: str) -> None:
     check(request(gid))
     assert len(id_bytes(gid)) == 128
 
@@ -145,12 +145,12 @@ def test_a_gid_of_the_greatest_size_is_accepted_here_and_by_stores(gid: str) -> 
         {"not_before_ms": -1},
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_meaningless_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         check(request(**options))
 
 
-def test_a_protocol_is_known_and_steps_and_sizes_are_bounded() -> None:
+def test_protocols_are_checked_and_steps_and_sizes_are_bounded() -> None:
     with pytest.raises(InvalidRequest):
         check(replace(request(), protocol="smtp"))
     with pytest.raises(TooLarge):
@@ -197,7 +197,7 @@ def test_an_unknown_topic_is_refused_and_fan_out_is_bounded() -> None:
     asyncio.run(go())
 
 
-def test_topics_are_subscribed_to_and_left_and_deleted() -> None:
+def test_topics_are_subscribed_unsubscribed_and_deleted() -> None:
     async def go() -> None:
         topics = topics_of(MemoryStore())
         first = await topics.subscribe("t", "http://a/", remark="first")
@@ -220,7 +220,7 @@ def test_topics_are_subscribed_to_and_left_and_deleted() -> None:
     asyncio.run(go())
 
 
-def test_a_topic_has_so_many_subscribers_and_no_more() -> None:
+def test_subscribers_of_a_topic_are_bounded() -> None:
     async def go() -> None:
         topics = topics_of(MemoryStore())
         for number in range(TOPIC_SUBSCRIBERS_MAX):
@@ -239,7 +239,7 @@ class Contended(MemoryStore):
         return await super().load_topic(name)
 
 
-def test_twenty_who_subscribe_at_once_all_succeed() -> None:
+def test_twenty_concurrent_subscribes_all_succeed() -> None:
     async def go() -> None:
         topics = topics_of(Contended())
         await asyncio.gather(*(topics.subscribe("t", f"http://host{number}/") for number in range(20)))

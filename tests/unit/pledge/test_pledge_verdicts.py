@@ -1,4 +1,4 @@
-"""What an answer means: tables of answers, most of which are no verdict."""
+"""How answers are interpreted: tables of answers, most of which are not a verdict."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_point_2_verdicts_that_contradict_each_other_decide_nothing() -> None:
     assert checkback(200, b"", b"yes") == "ERROR"
 
 
-def test_a_body_nested_without_end_is_no_verdict() -> None:
+def test_a_deeply_nested_body_is_not_a_verdict() -> None:
     assert checkback(200, b'{"dtm_result":' + b"[" * 100_000) == "ERROR"
 
 
@@ -108,14 +108,14 @@ def test_point_2_a_branch_is_delivered_by_any_2xx_unless_it_says_otherwise(
     assert branch(status, body) == result
 
 
-def test_a_gateway_that_did_not_reach_the_service_is_told_from_an_answer() -> None:
+def test_a_gateway_error_is_distinguished_from_an_answer_of_the_service() -> None:
     for status, reached in ((500, True), (404, True), (429, False), (502, False), (503, False), (504, False)):
         verdict = of_http(status, headers=(), body=b"", checkback=False)
         assert (verdict.result, verdict.reached) == ("ERROR", reached)
     assert not unreached("refused").reached
 
 
-def test_what_is_said_to_people_is_short() -> None:
+def test_error_texts_are_short() -> None:
     verdict = of_http(500, headers=(), body=b"x" * 10_000, checkback=True)
     assert len(verdict.text) <= PLEDGE_ERROR_CHARS_MAX
     assert "HTTP 500" in verdict.text
@@ -139,7 +139,7 @@ def test_what_is_said_to_people_is_short() -> None:
         (500, b'{"jsonrpc":"2.0","id":"g-01","result":{}}', "ERROR"),
     ],
 )
-def test_a_json_rpc_answer_is_the_answer_to_this_call_or_none(status: int, body: bytes, result: str) -> None:
+def test_a_json_rpc_answer_must_match_its_call(status: int, body: bytes, result: str) -> None:
     assert of_jsonrpc(status, body=body, asked_id="g-01").result == result
 
 

@@ -51,7 +51,7 @@ def test_a_batch_without_messages_is_done_and_shows_nothing() -> None:
     assert places(state) == [(1, 0), (3, 0)]
 
 
-def test_a_batch_larger_than_any_is_refused_whole() -> None:
+def test_an_oversized_batch_is_refused_whole() -> None:
     state = QueueState()
     assert apply_all(state, data(65_537)) == [Outcome("COUNT_OVERFLOW")]
     assert state.end == 0
@@ -139,7 +139,7 @@ def test_writes_that_do_not_cover_their_batch_are_refused_whole(writes: tuple[tu
     assert (state.end, state.outcome_of(b"a")) == (0, None)
 
 
-def test_entries_nobody_understands_change_nothing_and_are_counted() -> None:
+def test_unknown_entries_change_nothing_and_are_counted() -> None:
     state = QueueState()
     before = state.statistics()
     outcomes = apply_all(
@@ -187,7 +187,7 @@ def test_ranges_begin_after_the_cursor_and_stop_at_the_count() -> None:
     assert list(state.ranges(7, 10)) == []
 
 
-def test_reading_what_is_trimmed_or_not_there_is_refused_by_name() -> None:
+def test_a_read_of_trimmed_or_missing_versions_is_refused_by_name() -> None:
     state = QueueState()
     apply_all(state, data(3), data(3), trim(4))
     for version in (1, 4):
@@ -224,7 +224,7 @@ def test_the_index_needs_eight_bytes_for_a_batch_while_positions_follow_one_anot
     assert state.statistics().index_size_bytes == 8 * 1000 + 24
 
 
-def test_statistics_count_what_the_lane_holds() -> None:
+def test_statistics_count_the_contents_of_the_lane() -> None:
     state = QueueState()
     apply_all(state, data(3, write=1), stage(b"t", 2), cursor("x", 1), trim(2), publish(b"u"))
     found = state.statistics()
@@ -279,7 +279,7 @@ class Naive:
 
 @PROPERTY
 @given(long_step_lists)
-def test_every_version_lies_where_a_list_of_all_messages_says(steps: list[Step]) -> None:
+def test_every_version_is_where_a_list_of_all_messages_has_it(steps: list[Step]) -> None:
     state, naive = QueueState(), Naive()
     for step in steps:
         entry = step.at(state.position + 1)

@@ -53,12 +53,12 @@ METADATA_EXAMPLES = [
 
 
 @pytest.mark.parametrize(("kind", "command"), QUEUE_EXAMPLES)
-def test_a_command_of_a_queue_survives_its_bytes(kind: int, command: Command) -> None:
+def test_a_queue_command_is_decoded_as_it_was_encoded(kind: int, command: Command) -> None:
     assert decode(kind, encode(command)) == command
 
 
 @pytest.mark.parametrize(("kind", "command"), METADATA_EXAMPLES)
-def test_a_command_of_the_metadata_lane_survives_its_bytes(kind: int, command: Command) -> None:
+def test_a_metadata_command_is_decoded_as_it_was_encoded(kind: int, command: Command) -> None:
     assert decode(kind, encode(command), metadata=True) == command
 
 
@@ -92,12 +92,12 @@ def test_a_command_out_of_bounds_is_refused_before_it_is_stored(command: Command
         encode(command)
 
 
-def test_a_command_longer_than_an_entry_may_carry_is_too_large() -> None:
+def test_a_command_too_long_for_an_entry_is_too_large() -> None:
     with pytest.raises(TooLarge):
         decode(Kind.TRIM, bytes(CONTROL_SIZE_BYTES_MAX + 1))
 
 
-def test_bytes_that_are_no_msgpack_are_malformed_and_wrong_fields_are_an_invalid_request() -> None:
+def test_invalid_msgpack_is_malformed_and_wrong_fields_are_an_invalid_request() -> None:
     with pytest.raises(Malformed):
         decode(Kind.TRIM, b"\xc1")
     with pytest.raises(Malformed):
@@ -106,13 +106,13 @@ def test_bytes_that_are_no_msgpack_are_malformed_and_wrong_fields_are_an_invalid
         decode(Kind.TRIM, msgspec.msgpack.encode(["four"]))
 
 
-def test_a_command_written_before_there_were_epochs_names_no_reader() -> None:
+def test_a_command_from_before_epochs_existed_names_no_reader() -> None:
     assert decode(Kind.CURSOR, msgspec.msgpack.encode(["r", 4, None, False, False])) == CursorCommand("r", 4)
     old = msgspec.msgpack.encode(["q", "r", [[1, 5]], None, False, False])
     assert decode(Kind.CURSOR, old, metadata=True) == LaneCursorsCommand("q", "r", ((1, 5),))
 
 
-def test_a_field_this_version_does_not_know_is_refused_rather_than_ignored() -> None:
+def test_an_unknown_field_is_refused_rather_than_ignored() -> None:
     with pytest.raises(InvalidRequest):
         decode(Kind.STAGE, msgspec.msgpack.encode([b"t", 5, "new"]))
 

@@ -1,4 +1,4 @@
-"""A two-phase lane's cursor is moved by the reader that took the lane over last, and by whoever names no epoch."""
+"""A two-phase lane's cursor is moved by the reader that took the lane over last, and by commands without an epoch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fence(epoch: int, name: str = "x") -> Step:
     return cursor(name, 0, epoch=epoch)
 
 
-def test_a_fence_answers_where_the_cursor_is_and_fences_the_reader_before() -> None:
+def test_a_fence_returns_the_cursor_and_fences_the_previous_reader() -> None:
     state = lane(fence(5), cursor("x", 4, epoch=5))
     assert apply_all(state, fence(7), cursor("x", 6, epoch=5), cursor("x", 6, epoch=7)) == [
         Outcome("", 0, 4),
@@ -38,7 +38,7 @@ def test_a_fence_answers_where_the_cursor_is_and_fences_the_reader_before() -> N
     assert state.subscribers.by_name == {"x": Subscriber(6, hold=False, epoch=7)}
 
 
-def test_a_fence_begins_a_subscriber_and_the_same_fence_again_is_a_question() -> None:
+def test_a_fence_creates_a_subscriber_and_a_repeated_fence_only_reads() -> None:
     state = lane()
     assert apply_all(state, fence(5), cursor("x", 3, epoch=5), fence(5)) == [
         Outcome("", 0, 0),
@@ -47,7 +47,7 @@ def test_a_fence_begins_a_subscriber_and_the_same_fence_again_is_a_question() ->
     ]
 
 
-def test_an_older_fence_is_fenced_itself() -> None:
+def test_an_older_fence_is_refused_as_fenced() -> None:
     state = lane(fence(7))
     assert apply_all(state, fence(5)) == [FENCED]
     assert state.subscribers.by_name["x"].epoch == 7
@@ -60,8 +60,8 @@ def test_a_move_does_not_take_a_lane_over() -> None:
     assert apply_all(state, cursor("x", 0, epoch=6, reset=True), cursor("x", 0, epoch=6, remove=True)) == [FENCED] * 2
 
 
-def test_a_reader_that_lost_its_lane_and_got_it_back_cannot_pass_what_another_passed_meanwhile() -> None:
-    """a reads under 5; b gets the lane in 6, a again in 7, and the peer of a has not heard of 6 or 7 when b comes."""
+def test_a_reader_that_lost_a_lane_and_got_it_back_cannot_repeat_the_moves_of_another() -> None:
+    """a reads under 5; b gets the lane in 6, a again in 7, and a's peer does not know of 6 or 7 when b arrives."""
     state = lane(fence(5), cursor("x", 2, epoch=5))
     assert apply_all(state, fence(6), cursor("x", 5, epoch=6)) == [Outcome("", 0, 2), Outcome("", 0, 5)]
     assert apply_all(state, cursor("x", 4, epoch=5), cursor("x", 4, epoch=7)) == [FENCED, FENCED]
@@ -72,7 +72,7 @@ def test_a_reader_that_lost_its_lane_and_got_it_back_cannot_pass_what_another_pa
     ]
 
 
-def test_a_command_without_an_epoch_is_never_fenced_and_fences_nobody() -> None:
+def test_a_command_without_an_epoch_is_never_fenced_and_fences_no_reader() -> None:
     state = lane(fence(5))
     assert apply_all(state, cursor("x", 3), cursor("x", 1, reset=True), cursor("x", 2, epoch=5)) == [
         Outcome("", 0, 3),
@@ -87,7 +87,7 @@ def test_each_subscriber_has_its_own_fence() -> None:
     assert apply_all(state, cursor("y", 3, epoch=5), cursor("x", 3, epoch=5)) == [Outcome("", 0, 3), FENCED]
 
 
-def test_readers_of_a_removed_subscriber_take_their_lane_over_again() -> None:
+def test_readers_of_a_removed_subscriber_take_over_their_lane_again() -> None:
     state = lane(fence(5), cursor("x", 4, epoch=5), cursor("x", 0, remove=True))
     assert apply_all(state, cursor("x", 6, epoch=5), fence(5), cursor("x", 1, epoch=5)) == [
         FENCED,
@@ -96,7 +96,7 @@ def test_readers_of_a_removed_subscriber_take_their_lane_over_again() -> None:
     ]
 
 
-def test_a_move_beyond_the_end_is_refused_with_an_epoch_as_without() -> None:
+def test_a_move_beyond_the_end_is_refused_with_or_without_an_epoch() -> None:
     state = lane(fence(5))
     assert apply_all(state, cursor("x", 11, epoch=5)) == [Outcome("INVALID_REQUEST")]
 
@@ -104,7 +104,7 @@ def test_a_move_beyond_the_end_is_refused_with_an_epoch_as_without() -> None:
 # Ahead of the committed state
 
 
-def test_a_fence_in_flight_refuses_nobody_before_it_is_committed() -> None:
+def test_a_fence_refuses_nobody_before_it_is_committed() -> None:
     state = lane(fence(5))
     projection = Projection(state)
     projection.appended(fence(6).at(3))
@@ -126,7 +126,7 @@ def test_a_snapshot_carries_the_fence() -> None:
     assert apply_all(restored, cursor("x", 4, epoch=6)) == [FENCED]
 
 
-def test_a_snapshot_from_before_there_were_epochs_has_no_fence() -> None:
+def test_a_snapshot_from_before_epochs_existed_has_no_fence() -> None:
     state = lane(cursor("x", 3, hold=True))
     snapshot = state.snapshot()
     fields = msgspec.msgpack.decode(snapshot[12:])

@@ -46,6 +46,6 @@ def test_ten_thousand_keys_fill_every_lane_within_a_tenth_of_its_share(lanes: in
 
 
 @pytest.mark.parametrize("lanes", [0, -1, 1025])
-def test_a_number_of_lanes_no_queue_can_have_is_refused(lanes: int) -> None:
+def test_an_impossible_number_of_lanes_is_refused(lanes: int) -> None:
     with pytest.raises(InvalidRequest):
         lane_for(b"k", lanes)

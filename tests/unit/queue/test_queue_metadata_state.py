@@ -80,14 +80,14 @@ def versions(state: MetadataState, name: str, subscriber: str) -> dict[int, int]
 # Queues
 
 
-def test_a_two_phase_queue_gets_consecutive_lanes_and_a_pub_sub_queue_one_number_of_its_own() -> None:
+def test_a_two_phase_queue_gets_consecutive_lanes_and_a_pub_sub_queue_its_own_number() -> None:
     state = founded()
     outcomes = apply_all(state, queue("create", "a", "two-phase", 3), queue("create", "b"), opens(1, name="b"))
     assert outcomes == [Outcome("", 1, 3), Outcome("", 4, 4), Outcome("", 5, 5)]
     assert [(found.name, found.first_lane) for found in state.queues()] == [("a", 1), ("b", 4)]
 
 
-def test_a_two_phase_queue_remembers_who_began_it_and_who_may_hold_it() -> None:
+def test_a_two_phase_queue_remembers_its_creator_and_the_peers_that_may_hold_it() -> None:
     state = founded()
     chosen = command(Kind.QUEUE, QueueCommand("create", "b", peers=(3, 1)))
     apply_all(state, queue("create", "a", "two-phase"), members(1, 2, 3, 4), chosen)
@@ -107,7 +107,7 @@ def test_a_queue_for_peers_that_do_not_vote_or_a_pub_sub_queue_for_some_of_them_
     assert state.queues() == []
 
 
-def test_creating_the_same_queue_again_is_done_and_another_one_by_that_name_is_refused() -> None:
+def test_creating_a_queue_again_is_done_and_a_different_one_under_its_name_is_refused() -> None:
     state = founded()
     first, again, other = apply_all(
         state,
@@ -131,14 +131,14 @@ def test_changing_or_deleting_an_unknown_queue_is_refused() -> None:
     assert codes(apply_all(founded(), queue("change", "a"), queue("delete", "a"))) == ["UNKNOWN_QUEUE"] * 2
 
 
-def test_a_deleted_queue_takes_its_lanes_along_and_their_numbers_never_come_back() -> None:
+def test_a_queue_is_deleted_with_its_lanes_and_their_numbers_are_never_reused() -> None:
     state = founded()
     apply_all(state, queue("create", "a"), opens(1, name="a"), opens(2), queue("delete", "a"), queue("create", "a"))
     assert [lane.number for lane in state.lanes.by_number.values()] == [3]
     assert apply_all(state, ends(2, 0), opens(1, name="a")) == [Outcome("INVALID_REQUEST"), Outcome("", 5, 5)]
 
 
-def test_a_change_of_voters_does_not_wait_for_the_lanes_of_a_deleted_queue() -> None:
+def test_a_change_of_voters_does_not_wait_for_lanes_of_a_deleted_queue() -> None:
     state = founded()
     apply_all(state, queue("create", "a"), opens(1, name="a"), members(1, 2, 3, 4))
     assert state.busy_lanes() == [2]
@@ -153,7 +153,7 @@ def test_queues_are_bounded() -> None:
 # Lanes
 
 
-def test_lanes_are_numbered_in_turn_and_the_same_run_is_told_its_number_again_in_each_queue() -> None:
+def test_lanes_are_numbered_in_turn_and_a_run_gets_the_same_number_again() -> None:
     state = founded()
     apply_all(state, queue("create", "q"), queue("create", "r"))
     outcomes = apply_all(state, opens(1, 1, "q"), opens(2, 1, "q"), opens(1, 1, "r"), opens(1, 1, "q"))
@@ -184,7 +184,7 @@ def test_a_run_that_was_superseded_opens_nothing_and_disturbs_nothing() -> None:
     assert state.orphans() == []
 
 
-def test_a_lane_needs_a_voter_and_a_queue_that_takes_it() -> None:
+def test_a_lane_needs_a_voter_and_a_pub_sub_queue() -> None:
     state = founded()
     apply_all(state, queue("create", "one-order", "two-phase"), queue("create", "q"))
     outcomes = apply_all(state, opens(9), opens(1, 1, "none"), opens(1, 1, "one-order"), opens(1, 1, "q", 1))
@@ -192,7 +192,7 @@ def test_a_lane_needs_a_voter_and_a_queue_that_takes_it() -> None:
     assert state.open_lanes() == []
 
 
-def test_the_first_end_to_be_committed_decides_and_later_ones_are_told() -> None:
+def test_the_first_committed_end_decides_and_later_ones_get_it_as_answer() -> None:
     state = founded()
     outcomes = apply_all(state, opens(1), ends(1, 7, 2), ends(1, 9, 3), ends(1, 7, 3), ends(8, 1))
     assert outcomes[1:] == [
@@ -210,7 +210,7 @@ def test_a_run_whose_lane_was_ended_gets_another_lane() -> None:
     assert apply_all(state, opens(1), ends(1, 0), opens(1))[2] == Outcome("", 2, 2)
 
 
-def test_an_ended_lane_trimmed_to_its_end_is_forgotten_and_its_number_never_comes_back() -> None:
+def test_an_ended_lane_trimmed_to_its_end_is_forgotten_and_its_number_is_never_reused() -> None:
     state = founded()
     apply_all(state, queue("create", "q"), opens(1, 1, "q"), reads("q", "x", (2, 3)), ends(2, 5))
     assert apply_all(state, trims(2, 4), trims(2, 99)) == [Outcome("", 1, 4), Outcome("", 5, 5)]
@@ -259,7 +259,7 @@ def test_learners_come_and_go_while_the_voters_are_busy() -> None:
     assert (state.voters, state.learners, state.epoch) == ((1, 2), (8, 9), 1)
 
 
-def test_the_lanes_of_a_peer_that_is_no_voter_any_more_are_orphaned() -> None:
+def test_the_lanes_of_a_former_voter_are_orphaned() -> None:
     state = founded()
     apply_all(state, opens(3), opens(1), members(1, 2, learners=(3,)))
     assert [lane.number for lane in state.orphans()] == [1]
@@ -289,7 +289,7 @@ def test_a_vector_cursor_names_lanes_of_its_queue_and_stops_at_their_ends() -> N
     assert apply_all(state, reads("q", "x", (3, 5))) == [Outcome()]
 
 
-def test_a_cursor_in_a_forgotten_lane_is_accepted_and_left_out() -> None:
+def test_a_cursor_in_a_forgotten_lane_is_accepted_and_dropped() -> None:
     state = founded()
     apply_all(state, queue("create", "q"), opens(1, 1, "q"), opens(2, 1, "q"), ends(2, 5), trims(2, 5))
     assert codes(apply_all(state, reads("q", "x", (2, 5), (3, 7)))) == [""]
@@ -306,7 +306,7 @@ def test_subscribers_of_a_queue_are_bounded_and_may_be_removed() -> None:
 # The state machine as a whole
 
 
-def test_a_known_write_id_has_no_second_effect_here_either() -> None:
+def test_a_known_write_id_has_no_second_effect() -> None:
     state = founded()
     step = opens(1)._replace(write_id=b"w" * 16)
     later = opens(2)._replace(write_id=b"w" * 16)
@@ -399,7 +399,7 @@ def test_a_restored_metadata_state_is_the_same_and_stays_the_same(
 
 @PROPERTY
 @given(_step_lists)
-def test_numbers_voters_and_ends_of_lanes_never_change_once_given(steps: list[Step]) -> None:
+def test_numbers_voters_and_ends_of_lanes_never_change(steps: list[Step]) -> None:
     state = founded()
     given_out: dict[int, tuple[int, int, int, tuple[int, ...]]] = {}
     decided: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Who the peers of a cluster are: numbers and identities, joining and leaving."""
+"""The peer table of a cluster: numbers and identities, joining and leaving."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def states(table: PeerTable) -> dict[int, str]:
     return {peer.number: peer.state for peer in table.by_number.values()}
 
 
-def test_founders_are_ready_as_soon_as_they_say_who_they_are() -> None:
+def test_founders_are_ready_as_soon_as_they_announce_their_identity() -> None:
     assert states(founded()) == {1: "ready", 2: "ready", 3: "ready"}
 
 
-def test_a_peer_says_its_new_addresses_at_each_start() -> None:
+def test_a_peer_announces_its_addresses_at_each_start() -> None:
     table = founded()
     announce(table, 2, "b", link="host:1", api="http://host:2")
     assert (table.by_number[2].link, table.by_number[2].api) == ("host:1", "http://host:2")
@@ -53,13 +53,13 @@ def test_a_number_with_another_identity_is_an_emptied_folder_and_refused() -> No
     assert table.by_number[2].identity == identity("b")
 
 
-def test_whoever_is_no_member_or_has_no_identity_cannot_announce_itself() -> None:
+def test_a_peer_that_is_not_a_member_or_has_no_identity_cannot_announce_itself() -> None:
     table = founded()
     assert announce(table, 9, "x") == Outcome("INVALID_REQUEST")
     assert table.perform(PeerCommand("announce", 1, b"short"), FOUNDERS) == Outcome("INVALID_REQUEST")
 
 
-def test_a_join_gets_the_next_number_and_the_same_one_when_it_asks_again() -> None:
+def test_a_join_gets_the_next_number_and_a_repeated_join_the_same_one() -> None:
     table = founded()
     assert [join(table, "d"), join(table, "d"), join(table, "e")] == [
         Outcome("", 4, 4),
@@ -69,7 +69,7 @@ def test_a_join_gets_the_next_number_and_the_same_one_when_it_asks_again() -> No
     assert states(table)[4] == "joining"
 
 
-def test_a_number_is_not_given_out_again_after_its_peer_has_left() -> None:
+def test_a_number_is_not_reused_after_its_peer_has_left() -> None:
     table = founded()
     join(table, "d")
     move(table, "leave", 4)
@@ -79,7 +79,7 @@ def test_a_number_is_not_given_out_again_after_its_peer_has_left() -> None:
     assert join(table, "d") == Outcome("FOLDER_UNUSABLE"), "its folder belongs to a peer that left"
 
 
-def test_steps_that_do_not_follow_change_nothing() -> None:
+def test_invalid_membership_steps_change_nothing() -> None:
     table = founded()
     join(table, "d")
     assert move(table, "gone", 4) == Outcome()
@@ -88,7 +88,7 @@ def test_steps_that_do_not_follow_change_nothing() -> None:
     assert move(table, "ready", 9) == Outcome("UNKNOWN_PEER")
 
 
-def test_the_members_to_come_to_are_those_who_stay() -> None:
+def test_the_target_members_are_the_peers_that_stay() -> None:
     table = founded()
     join(table, "d")
     assert table.wanted(FOUNDERS) == (FOUNDERS, (4,))
@@ -109,7 +109,7 @@ def test_the_last_peer_cannot_leave() -> None:
     assert states(table)[3] == "ready"
 
 
-def test_peers_that_stay_are_bounded() -> None:
+def test_the_number_of_members_is_bounded() -> None:
     table = PeerTable()
     codes = [table.perform(PeerCommand("join", 0, b"%016d" % number), ()).code for number in range(PEERS_MAX + 1)]
     assert codes == [""] * PEERS_MAX + ["TOO_MANY"]

@@ -1,4 +1,4 @@
-"""What a coordinator answers from entries in flight is what applying them will say."""
+"""A coordinator's answers from entries in flight equal the outcomes when they are applied."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = encode(TransactionCommand(b"t"))
 
 
 class Coordinator:
-    """A log, how much of it is committed, and a projection that is told of each append."""
+    """A log, its committed part, and a projection that is updated with each append."""
 
     def __init__(self, sizes: Bounds | None = None) -> None:
         self.state = QueueState(bounds=sizes)
@@ -56,7 +56,7 @@ class Coordinator:
         return self.log[entry.position - 1].writes
 
 
-def test_the_end_counts_what_is_in_flight() -> None:
+def test_the_end_counts_writes_in_flight() -> None:
     lane = Coordinator()
     lane.append(data(2), stage(b"t", 3), publish(b"t"))
     assert (lane.state.end, lane.projection.end) == (0, 5)
@@ -64,7 +64,7 @@ def test_the_end_counts_what_is_in_flight() -> None:
     assert (lane.state.end, lane.projection.end) == (5, 5)
 
 
-def test_of_two_writes_that_expect_the_same_end_the_second_is_refused_before_it_is_stored() -> None:
+def test_the_second_of_two_writes_expecting_one_end_is_refused_before_it_is_stored() -> None:
     lane = Coordinator()
     assert lane.projection.check(Kind.DATA, expected=0) is None
     lane.append(data(2))
@@ -141,7 +141,7 @@ def test_a_take_over_knows_transactions_that_were_open_and_does_not_touch_them()
     assert lane.commit(2) == [Outcome(), Outcome("", 1, 5)]
 
 
-def test_a_write_id_that_is_forgotten_in_flight_is_foreseen_as_a_new_write() -> None:
+def test_a_write_id_forgotten_in_flight_is_projected_as_a_new_write() -> None:
     lane = Coordinator(TINY)
     lane.append(data(1, write=1))
     lane.commit(1)
@@ -177,7 +177,7 @@ def test_projecting_and_then_applying_is_the_same_as_applying_alone(script: list
 
 @PROPERTY
 @given(step_lists, step_lists, st.integers(0, 40), st.integers(-1, 12), bounds)
-def test_what_a_check_lets_through_meets_its_condition_and_what_it_answers_is_true(
+def test_a_check_passes_only_valid_writes_and_its_answers_are_correct(
     log: list[Step], asked: list[Step], committed: int, expected: int, sizes: Bounds
 ) -> None:
     lane = Coordinator(sizes)

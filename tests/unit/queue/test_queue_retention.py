@@ -73,7 +73,7 @@ def test_subscribers_are_bounded_and_known_ones_still_move() -> None:
     assert [outcome.code for outcome in outcomes] == ["", "", "", "TOO_MANY", ""]
 
 
-def test_a_trim_stops_at_a_hold_at_the_end_and_never_goes_back() -> None:
+def test_a_trim_stops_at_a_hold_or_the_end_and_never_goes_back() -> None:
     state = QueueState()
     outcomes = apply_all(
         state,
@@ -98,7 +98,7 @@ def test_without_a_rule_nothing_is_ever_proposed() -> None:
     assert propose(state, files, RetentionRules(), now_ms=10**12) is None
 
 
-def test_age_gives_up_files_whose_newest_message_is_too_old() -> None:
+def test_age_removes_files_whose_newest_message_is_too_old() -> None:
     state, files = six_batches_of_ten()
     rules = RetentionRules(age_s=1)
     assert propose(state, files, rules, now_ms=2000) is None
@@ -106,14 +106,14 @@ def test_age_gives_up_files_whose_newest_message_is_too_old() -> None:
     assert propose(state, files, rules, now_ms=9000) == TrimCommand(60, "age")
 
 
-def test_size_never_gives_up_more_than_it_was_asked_to() -> None:
+def test_size_never_removes_more_than_its_limit_requires() -> None:
     state, files = six_batches_of_ten()
     found = [propose(state, files, RetentionRules(size_bytes=size)) for size in (301, 300, 201, 200, 150, 100, 0)]
     versions = [0 if command is None else command.upto_version for command in found]
     assert versions == [0, 0, 0, 20, 20, 40, 60]
 
 
-def test_what_all_subscribers_have_passed_may_go_and_without_subscribers_nothing() -> None:
+def test_messages_that_all_subscribers_passed_may_go_and_none_without_subscribers() -> None:
     state, files = six_batches_of_ten()
     rules = RetentionRules(passed=True)
     assert propose(state, files, rules) is None
@@ -121,7 +121,7 @@ def test_what_all_subscribers_have_passed_may_go_and_without_subscribers_nothing
     assert propose(state, files, rules) == TrimCommand(15, "passed")
 
 
-def test_of_several_rules_the_one_that_gives_up_most_counts() -> None:
+def test_the_rule_that_removes_most_counts() -> None:
     state, files = six_batches_of_ten()
     apply_all(state, cursor("x", 33))
     rules = RetentionRules(age_s=1, size_bytes=200, passed=True)
@@ -129,7 +129,7 @@ def test_of_several_rules_the_one_that_gives_up_most_counts() -> None:
     assert propose(state, files, rules, now_ms=3500) == TrimCommand(40, "age")
 
 
-def test_a_hold_and_a_snapshot_pin_what_the_rules_give_up() -> None:
+def test_a_hold_and_a_snapshot_protect_messages_from_the_rules() -> None:
     state, files = six_batches_of_ten()
     rules = RetentionRules(age_s=0)
     assert propose(state, files, rules, now_ms=9999, snapshot=3) == TrimCommand(30, "age")
@@ -138,13 +138,13 @@ def test_a_hold_and_a_snapshot_pin_what_the_rules_give_up() -> None:
     assert propose(state, files, rules, now_ms=9999) == TrimCommand(12, "age")
 
 
-def test_a_subscriber_without_a_hold_does_not_stop_age() -> None:
+def test_a_subscriber_without_a_hold_does_not_stop_removal_by_age() -> None:
     state, files = six_batches_of_ten()
     apply_all(state, cursor("slow", 12))
     assert propose(state, files, RetentionRules(age_s=0), now_ms=9999) == TrimCommand(60, "age")
 
 
-def test_a_batch_published_late_lies_in_an_old_file_and_keeps_the_order_of_versions() -> None:
+def test_a_batch_published_late_stays_in_an_old_file_and_versions_keep_their_order() -> None:
     state = QueueState()
     apply_all(state, stage(b"t", 1), data(2), data(2), publish(b"t"), data(2))
     files = [StoredFile(2, 100, 1000), StoredFile(5, 100, 5000)]
@@ -167,7 +167,7 @@ def test_files_go_only_when_neither_readers_nor_transactions_nor_the_snapshot_ne
 
 @PROPERTY
 @given(step_lists, st.integers(0, 60), st.integers(1, 5), st.integers(0, 500), st.booleans())
-def test_a_proposal_is_applied_as_proposed_and_keeps_what_is_pinned(
+def test_a_proposal_is_applied_as_proposed_and_keeps_protected_messages(
     steps: list[Step], snapshot: int, per_file: int, size_bytes: int, passed: bool
 ) -> None:
     state = QueueState()

@@ -72,7 +72,7 @@ def test_the_same_entries_give_the_same_snapshot_on_every_peer(steps: list[Step]
     assert one.snapshot() == other.snapshot()
 
 
-def test_a_restored_index_goes_on_in_the_stretch_it_stopped_in() -> None:
+def test_a_restored_index_continues_in_the_stretch_where_it_stopped() -> None:
     state = full_state()
     restored = QueueState.restore(state.snapshot())
     apply_all(state, data(1))
@@ -80,7 +80,7 @@ def test_a_restored_index_goes_on_in_the_stretch_it_stopped_in() -> None:
     assert restored.snapshot() == state.snapshot()
 
 
-def test_bytes_that_are_no_snapshot_are_refused_by_name() -> None:
+def test_bytes_that_are_not_a_snapshot_are_refused_by_name() -> None:
     snapshot = full_state().snapshot()
     for error, damaged in [
         (TooShort, snapshot[:11]),
@@ -95,7 +95,7 @@ def test_bytes_that_are_no_snapshot_are_refused_by_name() -> None:
 
 @PROPERTY
 @given(st.data())
-def test_no_flipped_bit_is_ever_restored(draw: st.DataObject) -> None:
+def test_a_snapshot_with_a_flipped_bit_is_never_restored(draw: st.DataObject) -> None:
     snapshot = bytearray(full_state().snapshot())
     bit = draw.draw(st.integers(0, 8 * len(snapshot) - 1))
     snapshot[bit // 8] ^= 1 << bit % 8

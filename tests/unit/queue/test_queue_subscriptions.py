@@ -1,4 +1,4 @@
-"""Who reads for a subscriber: joins, takeovers, leaves, and which lanes that gives to whom."""
+"""Subscriptions: joins, takeovers, leaves, and the assignment of lanes to members."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_join_answers_the_epoch_which_is_the_position_of_its_entry() -> None:
     assert subscription(state) == Subscription(3, (Member("a", 3, channel(2), 3), Member("b", 1, channel(1), 2)), 2)
 
 
-def test_the_same_join_again_keeps_the_epoch_and_is_told_the_present_one() -> None:
+def test_a_repeated_join_keeps_the_epoch_and_returns_it() -> None:
     state = founded()
     apply(state, joins("a", 1), joins("b", 2))
     before = subscription(state)
@@ -101,7 +101,7 @@ def test_the_same_join_again_keeps_the_epoch_and_is_told_the_present_one() -> No
     assert subscription(state) == taken_over
 
 
-def test_a_join_without_a_name_takes_over_from_everybody() -> None:
+def test_a_join_without_a_name_replaces_all_members() -> None:
     state = founded()
     apply(state, joins("a", 1), joins("b", 2), joins("", 3, peer=2))
     assert subscription(state) == Subscription(4, (Member("", 2, channel(3), 4),), 3)
@@ -124,7 +124,7 @@ def test_the_same_channel_at_another_peer_is_another_reader() -> None:
     assert [outcome.last_version for outcome in apply(state, joins("a", 1), joins("a", 1, peer=2))] == [2, 3]
 
 
-def test_a_leave_counts_only_for_the_channel_that_is_there() -> None:
+def test_a_leave_counts_only_for_the_present_channel() -> None:
     state = founded()
     apply(state, joins("a", 1), joins("b", 2), joins("a", 3))
     before = subscription(state)
@@ -134,7 +134,7 @@ def test_a_leave_counts_only_for_the_channel_that_is_there() -> None:
     assert subscription(state) == Subscription(8, (Member("b", 1, channel(2), 3),), 4)
 
 
-def test_an_epoch_never_comes_back_even_when_everybody_has_left() -> None:
+def test_an_epoch_is_never_reused_even_after_all_members_left() -> None:
     state = founded()
     apply(state, joins("a", 1), leaves("a", 1))
     assert subscription(state) is None
@@ -173,7 +173,7 @@ def test_a_join_needs_a_queue_a_subscriber_and_a_whole_channel_id() -> None:
     assert list(state.catalog.readers()) == []
 
 
-def test_members_and_subscriptions_are_bounded_and_who_is_in_may_be_replaced() -> None:
+def test_members_and_subscriptions_are_bounded_and_members_may_be_replaced() -> None:
     state = founded(bounds=MetadataBounds(members=2, subscriptions=2))
     asked = [joins("a", 1), joins("b", 2), joins("c", 3), joins("b", 4), joins("", 5), joins("a", 6)]
     assert codes(apply(state, *asked)) == ["", "", "TOO_MANY", "", "", ""]
@@ -181,7 +181,7 @@ def test_members_and_subscriptions_are_bounded_and_who_is_in_may_be_replaced() -
     assert codes(apply(state, *asked, joins("a", 1, subscriber="z"))) == ["", "TOO_MANY", "", ""]
 
 
-def test_a_deleted_queue_takes_its_subscriptions_along_and_its_namesake_has_later_epochs() -> None:
+def test_a_queue_is_deleted_with_its_subscriptions_and_its_successor_has_later_epochs() -> None:
     state = founded()
     apply(state, joins("a", 1), command(Kind.QUEUE, QueueCommand("delete", "q")))
     apply(state, command(Kind.QUEUE, QueueCommand("create", "q")))
@@ -189,7 +189,7 @@ def test_a_deleted_queue_takes_its_subscriptions_along_and_its_namesake_has_late
     assert apply(state, joins("a", 1)) == [Outcome("", 0, 5)]
 
 
-def test_whoever_watches_subscriptions_sees_that_none_changed() -> None:
+def test_other_commands_do_not_mark_subscriptions_as_changed() -> None:
     state = founded()
     apply(state, joins("a", 1))
     assert state.subscribed_at == 2
@@ -219,13 +219,13 @@ def test_every_lane_has_exactly_one_reader(given_names: set[str], lanes: set[int
             assert reader.name == name
 
 
-def test_lanes_go_round_and_a_stranger_reads_none() -> None:
+def test_lanes_are_spread_over_members_and_others_read_none() -> None:
     found = Subscription(1, members("a", "b", "c"))
     assert [lanes_of(found, name, range(5)) for name in "abcd"] == [(0, 3), (1, 4), (2,), ()]
     assert reader_of(Subscription(1, ()), 0) is None
 
 
-def test_a_lane_is_kept_by_the_same_channel_over_the_next_change_and_over_no_more_than_that() -> None:
+def test_a_channel_keeps_a_lane_over_one_change_only() -> None:
     a, b, c = members("a", "b", "c")
     first = Subscription(5, (a, b))
     assert kept(first, first, 0)
@@ -260,14 +260,14 @@ def test_a_move_counts_with_the_present_epoch_and_only_in_lanes_of_its_member() 
     assert queue.subscribers["x"].versions == {2: 5, 3: 4}
 
 
-def test_a_reader_whose_lane_came_back_to_it_is_refused_until_it_knows() -> None:
-    """In between the lane was another's, who may have moved its cursor."""
+def test_a_reader_whose_lane_came_back_is_refused_until_it_knows() -> None:
+    """In between the lane belonged to another reader, which may have moved its cursor."""
     state = pub_sub()
     apply(state, joins("b", 1), joins("a", 2), leaves("a", 2))
     assert codes(apply(state, moves(2, 5, epoch=5, member="b"), moves(2, 5, epoch=7, member="b"))) == ["FENCED", ""]
 
 
-def test_nobody_is_fenced_who_names_no_epoch_and_everybody_who_does_when_nobody_reads() -> None:
+def test_without_members_every_epoch_is_fenced_and_a_command_without_one_is_not() -> None:
     state = pub_sub()
     plain = command(Kind.CURSOR, LaneCursorsCommand("q", "x", ((2, 3),)))
     assert codes(apply(state, moves(2, 1, epoch=4), joins("", 1), plain, leaves("", 1))) == ["FENCED", "", "", ""]
@@ -288,7 +288,7 @@ def test_a_snapshot_carries_subscriptions() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
-def test_a_snapshot_from_before_there_were_subscriptions_is_read(strategy: Strategy) -> None:
+def test_a_snapshot_from_before_subscriptions_existed_is_read(strategy: Strategy) -> None:
     state = founded(strategy)
     snapshot = state.snapshot()
     fields = msgspec.msgpack.decode(snapshot[12:])

@@ -14,7 +14,7 @@ from avow.queue.state import QueueState
 from avow.wire.messages import Kind
 
 
-def test_staged_batches_are_invisible_until_published_and_then_follow_the_end_in_stage_order() -> None:
+def test_staged_batches_become_visible_when_published_in_stage_order() -> None:
     state = QueueState()
     apply_all(state, stage(b"t", 1), data(2), stage(b"u", 1), stage(b"t", 2))
     assert state.end == 2
@@ -28,14 +28,14 @@ def test_a_discarded_transaction_is_never_seen() -> None:
 
 
 @pytest.mark.parametrize("decide", [publish, discard])
-def test_the_same_decision_again_is_answered_like_the_first_time(decide: Callable[[bytes], Step]) -> None:
+def test_a_repeated_decision_is_answered_like_the_first_one(decide: Callable[[bytes], Step]) -> None:
     state = QueueState()
     _, first, _, again = apply_all(state, stage(b"t", 2), decide(b"t"), data(1), decide(b"t"))
     assert first == again
     assert not first.code
 
 
-def test_the_other_decision_afterwards_is_told_what_was_decided() -> None:
+def test_the_opposite_decision_gets_the_earlier_one() -> None:
     state = QueueState()
     outcomes = apply_all(
         state, data(1), stage(b"p", 2), stage(b"d", 2), publish(b"p"), discard(b"d"), discard(b"p"), publish(b"d")
@@ -44,20 +44,20 @@ def test_the_other_decision_afterwards_is_told_what_was_decided() -> None:
     assert state.end == 3
 
 
-def test_a_stage_after_the_decision_is_refused_and_told_the_decision() -> None:
+def test_a_stage_after_the_decision_is_refused_with_the_decision() -> None:
     state = QueueState()
     apply_all(state, stage(b"p", 2), stage(b"d", 2), publish(b"p"), discard(b"d"))
     late = apply_all(state, stage(b"p", 1), stage(b"d", 1))
     assert late == [Outcome("ALREADY_DECIDED", 1, 2), Outcome("ALREADY_DECIDED", 0, 0)]
 
 
-def test_publishing_what_nobody_staged_is_refused_and_leaves_the_name_free() -> None:
+def test_publishing_an_unknown_transaction_is_refused_and_leaves_the_name_free() -> None:
     state = QueueState()
     outcomes = apply_all(state, publish(b"t"), stage(b"t", 1), publish(b"t"))
     assert outcomes == [Outcome("UNKNOWN_TRANSACTION"), Outcome(), Outcome("", 1, 1)]
 
 
-def test_discarding_what_nobody_staged_keeps_a_late_stage_out() -> None:
+def test_discarding_an_unknown_transaction_refuses_a_late_stage() -> None:
     state = QueueState()
     assert apply_all(state, discard(b"t"), stage(b"t", 1)) == [Outcome(), Outcome("ALREADY_DECIDED")]
 
@@ -69,7 +69,7 @@ def test_a_transaction_without_messages_is_published_at_an_empty_range() -> None
     assert other == Outcome("ALREADY_DECIDED", 3, 2)
 
 
-def test_deadlines_name_transactions_in_the_order_they_were_opened_and_the_latest_holds() -> None:
+def test_deadlines_list_transactions_in_opening_order_and_the_latest_one_counts() -> None:
     state = QueueState()
     apply_all(
         state,
@@ -85,7 +85,7 @@ def test_deadlines_name_transactions_in_the_order_they_were_opened_and_the_lates
     assert state.expired(90) == [b"b", b"a", b"c"]
 
 
-def test_a_deadline_discards_through_the_log_and_says_so() -> None:
+def test_a_deadline_discards_by_a_log_entry_that_says_so() -> None:
     state = QueueState()
     expire = command(Kind.DISCARD, TransactionCommand(b"t", "deadline"))
     outcomes = apply_all(state, stage(b"t", 1), expire, expire, publish(b"t"))
@@ -116,13 +116,13 @@ def test_decisions_are_forgotten_oldest_first() -> None:
     assert [outcome.code for outcome in outcomes] == ["UNKNOWN_TRANSACTION", "ALREADY_DECIDED", "ALREADY_DECIDED"]
 
 
-def test_a_stage_without_messages_keeps_nothing_of_the_log() -> None:
+def test_a_stage_without_messages_protects_nothing_of_the_log() -> None:
     state = QueueState()
     apply_all(state, stage(b"t", 0), data(1))
     assert state.log_needed_from() == 2
 
 
-def test_open_staged_batches_keep_their_part_of_the_log() -> None:
+def test_open_staged_batches_protect_their_part_of_the_log() -> None:
     state = QueueState()
     apply_all(state, data(1), stage(b"t", 1), data(1), discard(b"x"))
     assert state.log_needed_from() == 1
@@ -172,7 +172,7 @@ def test_a_repeated_publish_of_other_parts_is_answered_like_the_first_and_shows_
 
 
 @pytest.mark.parametrize("parts", [((1, 2),), ((1, 3), (2, 1)), ((1, 3), (1, 3)), ((1, 3), (4, 1))])
-def test_a_publish_whose_parts_do_not_add_up_changes_nothing(parts: tuple[tuple[int, int], ...]) -> None:
+def test_a_publish_with_inconsistent_parts_changes_nothing(parts: tuple[tuple[int, int], ...]) -> None:
     state = QueueState()
     apply_all(state, staged_part(1, 1), staged_part(1, 2))
     assert apply_all(state, publish_parts(*parts)) == [Outcome("INCOMPLETE")]
@@ -180,7 +180,7 @@ def test_a_publish_whose_parts_do_not_add_up_changes_nothing(parts: tuple[tuple[
     assert apply_all(state, publish_parts((1, 3))) == [Outcome("", 1, 3)]
 
 
-def test_a_transaction_of_parts_that_expires_can_be_staged_again_and_no_half_of_it_published() -> None:
+def test_an_expired_transaction_of_parts_can_be_staged_again_and_is_never_half_published() -> None:
     state = QueueState()
     apply_all(state, staged_part(1, 2), EXPIRE, EXPIRE)
     assert apply_all(state, publish_parts((1, 2))) == [Outcome("UNKNOWN_TRANSACTION")]

@@ -24,7 +24,7 @@ from avow.queue.entry_outcome import Outcome
 from avow.queue.records import Subscription
 from avow.queue.subscriptions import reader_of
 
-# What happens, and how often.
+# Events and their weights.
 MIX = {"join": 4, "leave": 4, "learn": 32, "read": 40, "arrive": 40, "forget": 1, "person": 2, "takeover": 1}
 
 seeds = st.integers(0, 2**32 - 1)  # a seed and a length, so that a failure shrinks to its shortest course
@@ -52,9 +52,7 @@ def test_no_version_of_a_pub_sub_lane_is_committed_by_two_readers(seed: int, ste
 @pytest.mark.parametrize("kind", [TwoPhaseWorld, PubSubWorld])
 @settings(max_examples=25, deadline=None)
 @given(seeds, st.integers(0, 300))
-def test_the_last_to_take_over_reads_everything_once_it_hears_everything(
-    kind: type[World], seed: int, steps: int
-) -> None:
+def test_the_last_reader_to_take_over_reads_everything(kind: type[World], seed: int, steps: int) -> None:
     world = kind()
     run(world, seed=seed, steps=steps)
     world.takeover(0, 0, 0)
@@ -97,7 +95,7 @@ class MovesTakeOver(TwoPhaseWorld):
 
 
 class KeptByName(PubSubWorld):
-    """A reader that finds its lane its own goes on with it, whatever happened since it looked last."""
+    """A reader that finds its lane still assigned to it continues, whatever happened since its last look."""
 
     def keeps(self, hold: Hold, present: Subscription, lane: int) -> bool:
         return reader_of(hold.seen, lane) == reader_of(present, lane)
@@ -114,7 +112,7 @@ class MemberIsEnough(PubSubWorld):
 
 
 @pytest.mark.parametrize("kind", [NobodyIsFenced, MovesTakeOver, KeptByName, MemberIsEnough])
-def test_a_broken_rule_lets_two_readers_commit_the_same(kind: type[World]) -> None:
+def test_without_a_rule_two_readers_commit_the_same_message(kind: type[World]) -> None:
     def breaks(seed: int) -> bool:
         try:
             run(kind(), seed=seed, steps=1500)

@@ -18,7 +18,7 @@ KEYS = st.lists(st.integers(1, 9).map(write_id), max_size=6)
 
 @PROPERTY
 @given(st.lists(KEYS, max_size=8), st.integers(1, 7))
-def test_remembering_many_at_once_is_remembering_them_one_by_one(groups: list[list[bytes]], size: int) -> None:
+def test_remembering_many_at_once_equals_remembering_them_one_by_one(groups: list[list[bytes]], size: int) -> None:
     together: Recent[int] = Recent(size)
     apart: Recent[int] = Recent(size)
     for group in groups:
@@ -34,7 +34,7 @@ def test_remembering_many_at_once_is_remembering_them_one_by_one(groups: list[li
     }
 
 
-def test_a_key_that_is_known_or_empty_or_there_twice_is_not_new() -> None:
+def test_a_known_empty_or_repeated_key_is_not_new() -> None:
     memory: Recent[int] = Recent(4)
     memory.remember(write_id(1), 1)
     assert memory.all_new([write_id(2), write_id(3)])
@@ -57,7 +57,7 @@ WRITES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, m
 
 @PROPERTY
 @given(st.lists(WRITES, max_size=8))
-def test_a_merged_entry_means_the_same_on_the_quick_path_and_on_the_careful_one(
+def test_the_fast_path_and_the_slow_path_apply_a_merged_entry_alike(
     entries: list[list[tuple[int, int]]],
 ) -> None:
     quick, careful = QueueState(bounds=TINY), OneByOne(bounds=TINY)
@@ -71,12 +71,12 @@ def test_a_merged_entry_means_the_same_on_the_quick_path_and_on_the_careful_one(
     assert quick.snapshot() == careful.snapshot()
 
 
-def test_each_write_of_a_merged_entry_has_an_outcome_of_its_own() -> None:
+def test_each_write_of_a_merged_entry_has_its_own_outcome() -> None:
     state = QueueState()
     state.apply(Entry(1, ORIGIN, Kind.DATA, 2, write_id(9)))
     state.apply(Entry(2, ORIGIN, Kind.DATA, 4), [(write_id(1), 0, 1), (write_id(9), 1, 2), (write_id(2), 3, 1)])
     assert state.outcome_of(write_id(1)) == Outcome("", 3, 3)
-    assert state.outcome_of(write_id(9)) == Outcome("", 1, 2)  # what it heard the first time
+    assert state.outcome_of(write_id(9)) == Outcome("", 1, 2)  # its first answer
     assert state.outcome_of(write_id(2)) == Outcome("", 4, 4)
     assert [(r.position, r.offset, r.count) for r in state.ranges(2, 9)] == [(2, 0, 1), (2, 3, 1)]
 
@@ -86,7 +86,7 @@ def remember(memory: Recent[int], first: int, last: int) -> None:
         memory.remember(write_id(number), number)
 
 
-def test_a_memory_that_never_was_full_covers_everything() -> None:
+def test_a_memory_that_was_never_full_covers_everything() -> None:
     memory: Recent[int] = Recent(10)
     coverage = Coverage(every_s=1.0)
     remember(memory, 1, 9)
@@ -95,7 +95,7 @@ def test_a_memory_that_never_was_full_covers_everything() -> None:
     assert coverage.since(memory) == float("inf")
 
 
-def test_a_memory_that_turned_over_covers_what_came_since_a_moment_it_noted() -> None:
+def test_a_memory_that_overflowed_covers_ids_since_a_recorded_time() -> None:
     memory: Recent[int] = Recent(10)
     coverage = Coverage(every_s=1.0)
     for second in range(8):
@@ -105,7 +105,7 @@ def test_a_memory_that_turned_over_covers_what_came_since_a_moment_it_noted() ->
     assert coverage.since(memory) == 5.0  # 24 had come by then: the 8 since are all known, the 12 since 4.0 are not
 
 
-def test_another_memory_starts_without_any_claim() -> None:
+def test_restarted_coverage_claims_nothing() -> None:
     memory: Recent[int] = Recent(2)
     coverage = Coverage(every_s=1.0)
     remember(memory, 1, 5)
@@ -115,7 +115,7 @@ def test_another_memory_starts_without_any_claim() -> None:
     assert coverage.since(memory) == float("inf")
 
 
-def test_a_slow_lane_is_watched_for_hours_with_few_samples() -> None:
+def test_a_slow_lane_is_covered_for_hours_with_few_samples() -> None:
     memory: Recent[int] = Recent(20_000)
     coverage = Coverage(every_s=1.0)
     remember(memory, 1, 20_000)
@@ -126,7 +126,7 @@ def test_a_slow_lane_is_watched_for_hours_with_few_samples() -> None:
     assert coverage.since(memory) == 0.0
 
 
-def test_a_ledger_that_runs_ahead_knows_the_merged_writes_too() -> None:
+def test_a_ledger_that_is_ahead_knows_merged_writes_too() -> None:
     state = QueueState(bounds=Bounds(write_ids=8))
     ahead: Ledger = state.fork()
     ahead.apply(Entry(1, ORIGIN, Kind.DATA, 2), [(write_id(1), 0, 1), (write_id(2), 1, 1)])

@@ -1,4 +1,4 @@
-"""A few pub-sub cores joined by hand: a network that is a list, disks that are dictionaries, one clock.
+"""A few pub-sub cores without IO: a network that is a list, disks that are dictionaries, one clock.
 
 The metadata lane is one list of committed facts; every peer reads it in order and at its own pace. Nothing happens by
 itself: tests deliver messages, sync disks and move the clock. `settle_down` does all of it until nothing is left to do.
@@ -31,7 +31,7 @@ PROOF = synced_receipt(1)
 
 
 class Disk:
-    """What survives a crash: effects are applied to it at the sync, all or nothing."""
+    """The state that survives a crash: effects are applied to it at the sync, all or nothing."""
 
     def __init__(self) -> None:
         self.lanes: dict[int, LaneImage] = {}
@@ -54,7 +54,7 @@ class Disk:
             lane.stamped = effect.stamped
 
     def images(self) -> dict[int, LaneImage]:
-        """As a start finds them. Damage is found again at every start until the bytes are written anew."""
+        """As a start finds them. Damage is found again at every start until the bytes are rewritten."""
         return {
             number: LaneImage(
                 stamped=lane.stamped,
@@ -122,7 +122,7 @@ class Cluster:
     # ------------------------------------------------------------------ peers
 
     def start(self, number: int) -> None:
-        """A new run: next incarnation, what the disk holds, the facts so far, and a lane of its own."""
+        """A new run: next incarnation, the disk's contents, the facts so far, and a new lane."""
         peer = self.peers[number]
         peer.disk.incarnation += 1
         peer.core = PubSubCore(
@@ -155,7 +155,7 @@ class Cluster:
         self.start(number)
 
     def next_run(self, number: int) -> int:
-        """What a composition does for a peer that lost its lane."""
+        """Does what a node does for a peer that lost its lane."""
         peer = self.peers[number]
         peer.disk.incarnation += 1
         self.at(number).new_run(peer.disk.incarnation)
@@ -238,7 +238,7 @@ class Cluster:
     # ------------------------------------------------------------------ what tests do
 
     def cut(self, *numbers: int) -> None:
-        """Nobody in `numbers` hears the others, nor they them. Messages under way are lost as well."""
+        """Partitions `numbers` from the others. Messages in flight are lost as well."""
         inside = set(numbers)
         for a in self.peers:
             for b in self.peers:
@@ -256,7 +256,7 @@ class Cluster:
             self.collect(target)
 
     def deliver_all(self, where: Callable[[int, int, Message], bool] = lambda *_: True) -> None:
-        """Until nothing that `where` accepts is under way. The rest stays."""
+        """Until nothing that `where` accepts is in flight. The rest stays."""
         while True:
             index = next((i for i, m in enumerate(self.network) if where(*m)), None)
             if index is None:
@@ -291,7 +291,7 @@ class Cluster:
         return lane
 
     def values(self, number: int, lane: int) -> list[str]:
-        """What peer `number` lets read of the lane."""
+        """The messages of the lane that are readable at peer `number`."""
         core, values = self.at(number), list[str]()
         while entries := core.retention.entries(lane, after=len(values), limit=100):
             values += [bytes(entry.batch).decode() for entry in entries]

@@ -10,7 +10,7 @@ import avow
 from avow.replication.durable import Synced
 
 
-def test_a_receipt_cannot_be_made_by_hand() -> None:
+def test_a_receipt_cannot_be_constructed_directly() -> None:
     with pytest.raises(TypeError, match="only storage makes"):
         Synced(1)
 

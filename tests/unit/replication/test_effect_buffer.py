@@ -18,7 +18,7 @@ def saved(number: int) -> SaveCut:
     return SaveCut(1, number)
 
 
-def test_what_depends_on_nothing_leaves_with_the_next_drain() -> None:
+def test_an_independent_send_leaves_with_the_next_drain() -> None:
     buffer: EffectBuffer[int] = EffectBuffer()
     buffer.send_all((2, 3), Probe(1))
     assert buffer.drain(0) == Effects([(2, Probe(1)), (3, Probe(1))], [])
@@ -26,7 +26,7 @@ def test_what_depends_on_nothing_leaves_with_the_next_drain() -> None:
     assert buffer.all_synced
 
 
-def test_what_depends_on_a_sync_leaves_after_its_proof() -> None:
+def test_a_send_that_depends_on_a_sync_leaves_after_its_proof() -> None:
     buffer: EffectBuffer[int] = EffectBuffer()
     buffer.persist(saved(1))
     buffer.send_synced(2, Probe(1))
@@ -49,7 +49,7 @@ def test_a_send_that_waits_and_persists_nothing_waits_for_the_youngest_record() 
     assert buffer.drain(5) == Effects([(2, Probe(1))], [])
 
 
-def test_without_anything_outstanding_nothing_waits() -> None:
+def test_nothing_waits_when_nothing_is_outstanding() -> None:
     buffer: EffectBuffer[int] = EffectBuffer()
     called: list[str] = []
     buffer.send_synced(2, Probe(1))
@@ -58,7 +58,7 @@ def test_without_anything_outstanding_nothing_waits() -> None:
     assert called == ["now"]
 
 
-def test_calls_after_a_sync_come_with_the_proof_of_their_record() -> None:
+def test_calls_after_a_sync_get_the_proof_of_their_record() -> None:
     buffer: EffectBuffer[int] = EffectBuffer()
     called: list[str] = []
     buffer.persist(saved(1))
@@ -71,7 +71,7 @@ def test_calls_after_a_sync_come_with_the_proof_of_their_record() -> None:
     assert called == ["first", "later"]
 
 
-def test_what_a_call_persists_is_a_record_that_waits_for_its_proof() -> None:
+def test_a_call_that_persists_waits_for_the_proof_of_its_record() -> None:
     buffer: EffectBuffer[int] = EffectBuffer()
     buffer.after_sync(lambda: buffer.persist(saved(1)))
     buffer.send_synced(2, Probe(1))
@@ -80,7 +80,7 @@ def test_what_a_call_persists_is_a_record_that_waits_for_its_proof() -> None:
     assert buffer.drain(8) == Effects([(2, Probe(1))], [])
 
 
-def test_a_mark_that_says_too_much_is_corrected() -> None:
+def test_a_mark_that_claims_too_much_is_corrected() -> None:
     buffer: EffectBuffer[int] = EffectBuffer()
     for mark in (3, 9):
         buffer.persist(saved(mark))

@@ -11,7 +11,7 @@ from avow.wire.messages import LaneEnqueue, LaneFetch, LaneFetched, LaneHeartbea
 
 
 def ready(size: int = 3, **options: object) -> Cluster:
-    """A cluster whose peers have heard each other."""
+    """A cluster whose peers have exchanged heartbeats."""
     cluster = Cluster(size, **options)  # type: ignore[arg-type]
     cluster.run(BEAT_S)
     return cluster
@@ -70,7 +70,7 @@ def test_a_quorum_without_the_owners_disk_commits_but_nothing_is_readable_where_
     assert cluster.values(2, lane) == ["a"]
 
 
-def test_stored_is_said_only_after_the_sync_and_once_for_all_it_covers() -> None:
+def test_stored_is_sent_only_after_the_sync_and_once_for_all_it_covers() -> None:
     cluster = ready(auto_sync=False)
     lane = cluster.own_lane(1)
     for value in "abc":
@@ -81,7 +81,7 @@ def test_stored_is_said_only_after_the_sync_and_once_for_all_it_covers() -> None
     assert cluster.messages(Stored, source=2, target=3) == [Stored(lane, 3)]
 
 
-def test_what_is_written_in_one_turn_leaves_as_one_message() -> None:
+def test_writes_of_one_turn_leave_as_one_message() -> None:
     cluster = ready()
     core, lane = cluster.at(1), cluster.own_lane(1)
     for value in (b"a", b"b"):
@@ -92,7 +92,7 @@ def test_what_is_written_in_one_turn_leaves_as_one_message() -> None:
     assert (sent.lane, sent.after, len(sent.entries)) == (lane, 0, 2)
 
 
-def test_a_long_write_is_cut_into_pieces_of_the_agreed_size() -> None:
+def test_a_long_write_is_split_into_pieces_of_the_agreed_size() -> None:
     cluster = ready(tuning=Tuning(piece_entries=2))
     core = cluster.at(1)
     for _ in range(5):
@@ -150,7 +150,7 @@ def test_a_value_stored_on_the_wrong_side_of_a_partition_stays_uncommitted_and_i
     assert cluster.values(1, cluster.own_lane(2)) == ["elsewhere"]
 
 
-def test_a_peer_that_missed_a_message_asks_for_the_hole_when_the_next_one_comes() -> None:
+def test_a_peer_that_missed_a_message_fetches_it_when_the_next_one_arrives() -> None:
     cluster = ready()
     lane = cluster.own_lane(1)
     cluster.enqueue(1, "a")
@@ -161,7 +161,7 @@ def test_a_peer_that_missed_a_message_asks_for_the_hole_when_the_next_one_comes(
     assert cluster.values(3, lane) == ["a", "b"]
 
 
-def test_a_lagging_peer_learns_of_the_cursor_from_heartbeats_and_repairs_itself_from_anybody() -> None:
+def test_a_lagging_peer_learns_the_cursor_from_heartbeats_and_repairs_from_any_peer() -> None:
     cluster = ready(tuning=Tuning(piece_entries=2))
     lane = cluster.own_lane(1)
     cluster.cut(3)
@@ -175,7 +175,7 @@ def test_a_lagging_peer_learns_of_the_cursor_from_heartbeats_and_repairs_itself_
     assert not cluster.messages(LaneFetched, source=1, target=3)
 
 
-def test_an_owner_pushes_again_to_a_peer_that_reports_no_progress() -> None:
+def test_an_owner_resends_to_a_peer_that_reports_no_progress() -> None:
     cluster = ready()
     lane = cluster.own_lane(1)
     cluster.enqueue(1, "a")
@@ -203,7 +203,7 @@ def test_duplicates_and_old_messages_change_nothing() -> None:
     assert all(cluster.stored(n, lane) == list("abc") for n in (1, 2, 3))
 
 
-def test_entries_of_a_lane_that_is_not_known_yet_are_fetched_when_it_is() -> None:
+def test_entries_of_an_unknown_lane_are_fetched_when_it_becomes_known() -> None:
     cluster = ready()
     cluster.auto_facts = False
     lane = cluster.next_run(1)
@@ -264,7 +264,7 @@ def test_a_copy_restored_after_a_restart_counts_again() -> None:
     assert cluster.values(2, lane) == ["a"]
 
 
-def test_an_owner_whose_lane_is_fenced_elsewhere_learns_it_and_appends_no_more() -> None:
+def test_an_owner_that_learns_of_a_fence_appends_no_more() -> None:
     cluster = ready()
     lane = cluster.own_lane(1)
     cluster.at(2).settle(lane, cluster.now)
@@ -278,7 +278,7 @@ def test_an_owner_whose_lane_is_fenced_elsewhere_learns_it_and_appends_no_more()
         cluster.enqueue(1, "later")
 
 
-def test_statistics_name_what_is_open_and_how_much_waits() -> None:
+def test_statistics_show_what_is_open_and_how_much_waits() -> None:
     cluster = ready()
     cluster.enqueue(1, "a")
     before = cluster.at(1).statistics()

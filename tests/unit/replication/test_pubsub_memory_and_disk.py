@@ -1,4 +1,4 @@
-"""One core by hand: copies that begin behind what was removed, entries that left memory, lanes that are dropped."""
+"""One core without IO: copies that start after removed entries, entries that left memory, dropped lanes."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def synced(core: PubSubCore) -> Effects:
     return effects
 
 
-def said(core: PubSubCore, kind: type) -> list[Message]:
+def sent_by(core: PubSubCore, kind: type) -> list[Message]:
     effects = core.drain()
     return [] if effects is None else [message for _, message in effects.sends if isinstance(message, kind)]
 
 
-def test_a_copy_that_is_behind_begins_where_it_is_told_and_goes_on_from_there() -> None:
+def test_a_lagging_copy_starts_at_the_given_base_and_continues_from_there() -> None:
     core = core_of()
     core.receive(1, LaneEnqueue(LANE, 0, entries(1, 2), 0), 0.0)
     synced(core)
@@ -79,10 +79,10 @@ def test_a_copy_that_is_behind_begins_where_it_is_told_and_goes_on_from_there() 
     assert saved == SaveSnapshot(LANE, Snapshot(5, 1, (1, 2, 3), (), STATE), reset=True)
     assert isinstance(taken, SaveEntries)
     assert (core.end_of(LANE), core.readable_to(LANE), core.cursor_of(LANE)) == (7, 5, 5)
-    assert said(core, Stored) == [Stored(LANE, 7), Stored(LANE, 7)]
+    assert sent_by(core, Stored) == [Stored(LANE, 7), Stored(LANE, 7)]
 
 
-def test_a_copy_that_has_what_was_removed_elsewhere_takes_only_what_follows_it() -> None:
+def test_a_copy_that_has_the_removed_entries_takes_only_later_ones() -> None:
     core = core_of()
     core.receive(1, LaneEnqueue(LANE, 0, entries(1, 6), 6), 0.0)
     synced(core)
@@ -92,7 +92,7 @@ def test_a_copy_that_has_what_was_removed_elsewhere_takes_only_what_follows_it()
     assert core.retention.held(LANE, after=0, to=8) == list(entries(1, 8))
 
 
-def test_a_beginning_is_also_taken_from_the_owner_who_sends_again_and_from_a_refill() -> None:
+def test_a_base_is_also_accepted_from_a_resending_owner_and_from_a_refill() -> None:
     core = core_of()
     core.receive(1, LaneEnqueue(LANE, 4, (start(5), *entries(6, 6)), 6), 0.0)
     assert core.end_of(LANE) == 6
@@ -100,19 +100,19 @@ def test_a_beginning_is_also_taken_from_the_owner_who_sends_again_and_from_a_ref
     core.receive(2, Fence(LANE, 9), 0.0)
     core.receive(2, Refill(LANE, 9, 4, (start(5), *entries(6, 6))), 0.0)
     assert (2, Refilled(LANE, 9, 6)) not in synced(core).sends
-    assert said(core, Refilled) == [Refilled(LANE, 9, 6)]
+    assert sent_by(core, Refilled) == [Refilled(LANE, 9, 6)]
 
 
-def test_what_begins_behind_a_fence_is_never_counted_as_stored() -> None:
+def test_entries_after_a_fence_are_never_counted_as_stored() -> None:
     core = core_of()
     core.receive(1, LaneEnqueue(LANE, 0, entries(1, 2), 0), 0.0)
     core.receive(2, Fence(LANE, 9), 0.0)
     core.receive(2, Refill(LANE, 9, 4, (start(5), *entries(6, 7))), 0.0)
     synced(core)
-    assert said(core, Stored) == [Stored(LANE, 2), Stored(LANE, 2)], "as much as came before the fence"
+    assert sent_by(core, Stored) == [Stored(LANE, 2), Stored(LANE, 2)], "as much as came before the fence"
 
 
-def test_a_fenced_copy_does_not_begin_anew_by_a_fetch() -> None:
+def test_a_fenced_copy_does_not_restart_by_a_fetch() -> None:
     core = core_of()
     core.receive(2, Fence(LANE, 9), 0.0)
     synced(core)
@@ -120,13 +120,13 @@ def test_a_fenced_copy_does_not_begin_anew_by_a_fetch() -> None:
     assert core.end_of(LANE) == 0
 
 
-def test_an_owner_does_not_begin_its_own_lane_anew() -> None:
+def test_an_owner_does_not_restart_its_own_lane() -> None:
     core = core_of(owner=3)
     core.receive(2, LaneFetched(LANE, 4, (start(5),)), 0.0)
     assert (core.own_lane, core.end_of(LANE)) == (LANE, 0)
 
 
-def test_a_beginning_before_the_lane_was_told_is_found_when_it_is() -> None:
+def test_a_base_that_arrives_before_its_lane_is_used_when_the_lane_is_known() -> None:
     core = PubSubCore(me=3, incarnation=1, images={}, rng=lambda: 0.5, tuning=Tuning(), now=0.0)
     core.receive(2, Fence(LANE, 9), 0.0)
     core.receive(2, Refill(LANE, 9, 4, (start(5),)), 0.0)
@@ -135,7 +135,7 @@ def test_a_beginning_before_the_lane_was_told_is_found_when_it_is() -> None:
     assert core.retention.take_state(LANE) == (5, STATE)
 
 
-def test_a_full_disk_begins_nothing() -> None:
+def test_a_copy_on_a_full_disk_does_not_start_at_a_base() -> None:
     core = core_of()
     core.disk_full(full=True)
     core.receive(2, LaneFetched(LANE, 4, (start(5),)), 0.0)
@@ -154,26 +154,26 @@ def donor(read: list[Entry] | Exception) -> PubSubCore:
     return core
 
 
-def test_a_peer_that_is_asked_for_what_it_removed_says_where_to_begin() -> None:
+def test_a_peer_asked_for_removed_entries_answers_where_to_start() -> None:
     core = donor(Trimmed("gone"))
     core.receive(2, LaneFetch(LANE, 3), 0.0)
-    (fetched,) = said(core, LaneFetched)
+    (fetched,) = sent_by(core, LaneFetched)
     assert isinstance(fetched, LaneFetched)
     assert (fetched.after, [(entry.kind, entry.position) for entry in fetched.entries]) == (4, [(Kind.TRIM, 5)])
 
 
-def test_a_peer_that_has_them_on_disk_sends_them_from_there() -> None:
+def test_entries_still_on_disk_are_sent_from_there() -> None:
     core = donor(list(entries(1, 8)))
     core.receive(2, LaneFetch(LANE, 3), 0.0)
-    (fetched,) = said(core, LaneFetched)
+    (fetched,) = sent_by(core, LaneFetched)
     assert isinstance(fetched, LaneFetched)
     assert [entry.position for entry in fetched.entries] == [4, 5, 6], "the rest is in memory, and another piece"
 
 
-def test_a_peer_that_cannot_read_them_says_nothing_and_a_reader_is_told() -> None:
+def test_unreadable_entries_are_not_sent_and_the_reader_gets_an_error() -> None:
     core = donor(StorageDamaged(file="f", position=1, expected="entry", found="damage"))
     core.receive(2, LaneFetch(LANE, 3), 0.0)
-    assert said(core, LaneFetched) == []
+    assert sent_by(core, LaneFetched) == []
     with pytest.raises(StorageDamaged):
         core.retention.entries(LANE, after=3, limit=1)
 
@@ -185,10 +185,10 @@ def test_a_copy_restored_from_a_snapshot_counts_and_answers_for_all_of_it() -> N
     effects = synced(core)
     assert (2, Fenced(LANE, 9, 8, 0)) not in effects.sends
     assert SaveFence(LANE, -1) in effects.persist
-    assert said(core, Fenced) == [Fenced(LANE, 9, 8, 0)]
+    assert sent_by(core, Fenced) == [Fenced(LANE, 9, 8, 0)]
 
 
-def test_memory_is_relieved_of_half_once_a_bound_is_passed_and_of_nothing_that_is_not_shown() -> None:
+def test_half_of_the_visible_entries_leave_memory_once_a_bound_is_passed() -> None:
     core = core_of()
     core.receive(1, LaneEnqueue(LANE, 0, entries(1, 9), 9), 0.0)
     synced(core)
@@ -199,7 +199,7 @@ def test_memory_is_relieved_of_half_once_a_bound_is_passed_and_of_nothing_that_i
     assert core.retention.held(LANE, after=5, to=9) is None
 
 
-def test_a_snapshot_of_what_is_not_readable_is_a_programming_error() -> None:
+def test_a_snapshot_of_unreadable_entries_is_a_programming_error() -> None:
     core = core_of()
     core.receive(1, LaneEnqueue(LANE, 0, entries(1, 3), 0), 0.0)
     synced(core)
@@ -207,7 +207,7 @@ def test_a_snapshot_of_what_is_not_readable_is_a_programming_error() -> None:
         core.retention.save_snapshot(LANE, 1, b"too early")
 
 
-def test_a_dropped_lane_leaves_nothing_on_disk_and_means_nothing_any_more() -> None:
+def test_a_dropped_lane_leaves_nothing_on_disk_and_its_messages_are_ignored() -> None:
     core = core_of()
     core.receive(1, LaneEnqueue(LANE, 0, entries(1, 3), 3), 0.0)
     before = core.drain()
@@ -224,16 +224,16 @@ def test_a_dropped_lane_leaves_nothing_on_disk_and_means_nothing_any_more() -> N
 
 
 def beats(core: PubSubCore, first: int, last: int) -> list[int]:
-    """The heartbeats, counted in intervals, at which something was said."""
+    """The heartbeats, counted in intervals, at which a message was sent."""
     spoken = []
     for beat in range(first, last + 1):
         core.tick(beat * 1.01 * Tuning().heartbeat_interval_s)
-        if said(core, LaneHeartbeat):
+        if sent_by(core, LaneHeartbeat):
             spoken.append(beat)
     return spoken
 
 
-def test_a_queue_in_which_nothing_happens_is_quiet_where_others_tell_who_is_there() -> None:
+def test_an_idle_queue_sends_no_heartbeats_where_others_do() -> None:
     core = PubSubCore(me=3, incarnation=1, images={}, rng=lambda: 0.5, tuning=Tuning(), now=0.0, heard={})
     core.members((1, 2, 3), ())
     core.lane_opened(LANE, 1, 1, (1, 2, 3), 0.0)
@@ -248,6 +248,6 @@ def test_a_queue_in_which_nothing_happens_is_quiet_where_others_tell_who_is_ther
     assert beats(core, 46, 50) == [46], "somebody fell behind"
 
 
-def test_a_queue_that_is_alone_on_its_peer_is_heard_at_every_beat() -> None:
+def test_a_queue_alone_on_its_peer_sends_every_heartbeat() -> None:
     core = core_of()
     assert beats(core, 1, 5) == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""Ending lanes: fence, refill, decide, adopt; and everything that can come in between."""
+"""Ending lanes: fence, refill, decide, adopt; and all events that can occur in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ready(size: int = 3, **options: object) -> Cluster:
 
 
 def stored_on(cluster: Cluster, owner: int, value: str, *others: int) -> int:
-    """`owner` writes, only `others` receive it, nobody hears of their Stored. Returns the lane."""
+    """`owner` writes, only `others` receive it, and their Stored is lost. Returns the lane."""
     cluster.enqueue(owner, value)
     cluster.deliver_all(lambda _s, target, message: isinstance(message, LaneEnqueue) and target in others)
     cluster.network.clear()
@@ -82,7 +82,7 @@ def test_refilled_entries_are_never_announced_as_stored() -> None:
     assert not cluster.messages(Stored, source=2)
 
 
-def test_the_end_of_an_unreached_entry_is_cut_and_its_writer_is_told_that_it_never_happened() -> None:
+def test_an_uncommitted_tail_is_cut_and_its_writer_learns_that_it_never_happened() -> None:
     cluster = ready()
     lane = cluster.own_lane(1)
     cluster.enqueue(1, "kept")
@@ -100,7 +100,7 @@ def test_the_end_of_an_unreached_entry_is_cut_and_its_writer_is_told_that_it_nev
     assert [cluster.values(n, lane) for n in (1, 2, 3)] == [["kept"]] * 3
 
 
-def test_a_live_owner_that_was_fenced_by_mistake_goes_on_in_a_new_lane() -> None:
+def test_a_live_owner_that_was_fenced_continues_in_a_new_lane() -> None:
     cluster = ready()
     lane = cluster.own_lane(1)
     cluster.enqueue(1, "a")
@@ -139,7 +139,7 @@ def test_two_settlers_at_once_both_finish_and_agree() -> None:
     assert [cluster.values(n, lane) for n in (2, 3)] == [["a"], ["a"]]
 
 
-def test_the_shorter_of_two_ends_may_win_because_nobody_was_shown_the_rest() -> None:
+def test_the_shorter_of_two_ends_may_win_because_the_rest_was_never_visible() -> None:
     """Five voters: one settler meets the only copies of "b", the other does not and is first."""
     cluster = ready(5)
     cluster.auto_facts = False
@@ -166,7 +166,7 @@ def test_the_shorter_of_two_ends_may_win_because_nobody_was_shown_the_rest() -> 
     assert [cluster.stored(n, lane) for n in (2, 3, 4, 5)] == [["a"]] * 4
 
 
-def test_a_fenced_peer_takes_nothing_more_from_the_owner_also_after_a_restart() -> None:
+def test_a_fenced_peer_accepts_nothing_from_the_owner_even_after_a_restart() -> None:
     cluster = ready()
     lane = cluster.own_lane(1)
     settle(cluster, 2, lane)
@@ -198,7 +198,7 @@ def test_a_fence_is_answered_only_when_it_is_durable() -> None:
     assert cluster.ends == {lane: 0}
 
 
-def test_entries_taken_just_before_the_fence_are_part_of_its_answer() -> None:
+def test_entries_accepted_just_before_the_fence_are_part_of_its_answer() -> None:
     cluster = ready(auto_sync=False)
     lane = cluster.own_lane(1)
     cluster.enqueue(1, "a")
@@ -300,7 +300,7 @@ def test_lanes_of_earlier_runs_are_orphans_and_are_settled_also_by_their_own_pee
     assert len({tuple(cluster.values(n, lane)) for n in (1, 2, 3)}) == 1
 
 
-def test_a_settler_that_dies_half_way_is_followed_by_another() -> None:
+def test_another_peer_continues_when_a_settler_dies_halfway() -> None:
     cluster = ready()
     lane = stored_on(cluster, 1, "a", 3)
     cluster.crash(1)
@@ -327,7 +327,7 @@ def test_answers_to_an_earlier_attempt_are_not_counted_in_a_later_one() -> None:
     assert cluster.ends == {}
 
 
-def test_an_attempt_whose_donor_is_gone_for_good_is_begun_again_with_those_that_live() -> None:
+def test_an_attempt_whose_donor_is_gone_is_restarted_with_the_live_peers() -> None:
     cluster = ready(5)
     lane = stored_on(cluster, 1, "a", 4)
     cluster.crash(1)
@@ -355,7 +355,7 @@ def test_lost_fences_refills_and_answers_are_repeated() -> None:
     assert cluster.ends == {lane: 1}
 
 
-def test_a_peer_cut_off_from_the_quorum_fences_nobody() -> None:
+def test_a_peer_without_a_quorum_fences_no_lane() -> None:
     cluster = ready()
     cluster.cut(1)
     cluster.run(2 * DEAD_S)

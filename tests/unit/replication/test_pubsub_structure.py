@@ -31,7 +31,7 @@ def changed(tree: ast.AST) -> Iterator[str]:
             yield node.value.attr
 
 
-def test_the_reading_of_changes_sees_each_kind_of_them() -> None:
+def test_the_source_check_detects_each_kind_of_change() -> None:
     source = "a.one = 1\na.two += 1\na.three, b = 1, 2\ndel a.four\na.five[0] = 1\ndel a.six[0]\nx = a.seven"
     assert set(changed(ast.parse(source))) == {"one", "two", "three", "four", "five", "six"}
 

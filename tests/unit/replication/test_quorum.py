@@ -57,14 +57,14 @@ def test_answers_of_outsiders_add_nothing(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_the_quorum_th_largest_is_the_highest_position_that_some_quorum_holds(n: int) -> None:
+def test_the_quorum_th_largest_is_the_highest_position_that_a_quorum_holds(n: int) -> None:
     positions = range(4 if n <= 5 else 3)
     for held in product(positions, repeat=n):
         assert quorum_th_largest(held, n) == highest_position_some_quorum_holds(held)
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_members_that_said_nothing_hold_zero(n: int) -> None:
+def test_silent_members_count_as_zero(n: int) -> None:
     for known in range(n + 1):
         for held in product(range(1, 3), repeat=known):
             assert quorum_th_largest(held, n) == quorum_th_largest(held + (0,) * (n - known), n)

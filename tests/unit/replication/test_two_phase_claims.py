@@ -1,9 +1,9 @@
-"""Claims and membership of the two-phase core, by hand."""
+"""Claims and membership of the two-phase core."""
 
 from __future__ import annotations
 
 import pytest
-from tests.unit.replication.two_phase_hand import B1, B2, B3, VOTERS, coordinator, core, data, image_of, said, sync
+from tests.unit.replication.two_phase_hand import B1, B2, B3, VOTERS, coordinator, core, data, image_of, sent_by, sync
 
 from avow.errors import InvalidRequest, MembershipBusy, Offline
 from avow.ids import REPAIRING, ballot_of
@@ -38,7 +38,7 @@ def claiming() -> TwoPhaseCore:
     return peer
 
 
-def test_a_promise_of_a_damaged_log_is_no_part_of_the_quorum() -> None:
+def test_a_promise_of_a_damaged_log_does_not_count_for_the_quorum() -> None:
     claimer = claiming()
     claimer.receive(3, Promise(claimer.promised, REPAIRING, 9, 3), 1.0)
     assert claimer.role != COORDINATOR
@@ -57,7 +57,7 @@ def test_a_claim_waits_for_its_own_promise_to_be_synced() -> None:
     assert claimer.role == COORDINATOR
 
 
-def test_the_freshest_log_is_the_last_stamped_then_the_longest() -> None:
+def test_the_freshest_log_has_the_latest_stamp_and_then_the_greatest_length() -> None:
     rules = Rules()
     mine = (B1, 9)
     assert rules.donor({1: mine, 2: (B2, 3)}, me=1, ballot=B3, freshness=mine) == 2
@@ -81,7 +81,7 @@ def test_an_adopted_log_that_names_more_voters_asks_for_their_promises_too() -> 
     assert claimer.role == COORDINATOR
 
 
-def test_a_claim_is_given_up_when_the_donor_holds_less_than_it_promised() -> None:
+def test_a_claim_is_abandoned_when_the_donor_holds_less_than_it_promised() -> None:
     """Found by a simulated damage between the promise and the last piece: the missing entry was committed."""
     claimer = claiming()
     claimer.receive(2, Promise(claimer.promised, B1, 2, 0), 1.0)
@@ -90,8 +90,8 @@ def test_a_claim_is_given_up_when_the_donor_holds_less_than_it_promised() -> Non
     assert claimer.role == FOLLOWER
 
 
-def test_a_snapshot_for_a_claim_that_was_given_up_gives_no_stamp() -> None:
-    """Found by a simulated seed: the donor's answer came after a Nack and passed for a coordinator's."""
+def test_a_snapshot_for_an_abandoned_claim_gives_no_stamp() -> None:
+    """Found by a simulated seed: the donor's answer came after a Nack and was mistaken for a coordinator's."""
     claimer = claiming()
     ballot = claimer.promised
     claimer.receive(2, Promise(ballot, B1, 9, 0), 1.0)
@@ -99,31 +99,31 @@ def test_a_snapshot_for_a_claim_that_was_given_up_gives_no_stamp() -> None:
     assert claimer.role == FOLLOWER
     sync(claimer)
     claimer.receive(2, Install(ballot, Snapshot(8, B1, VOTERS, (), b"state"), 0, 8), 1.0)
-    assert said(claimer, Ready) == []
+    assert sent_by(claimer, Ready) == []
     assert claimer.state.stamped == 0
 
 
-def test_a_claimer_that_is_far_behind_goes_on_from_the_donors_snapshot() -> None:
+def test_a_claimant_that_is_far_behind_continues_from_the_donors_snapshot() -> None:
     claimer = claiming()
     ballot = claimer.promised
     claimer.receive(2, Promise(ballot, B1, 9, 0), 1.0)
     sync(claimer)
     claimer.receive(2, Install(ballot, Snapshot(8, B1, VOTERS, (), b"state"), 0, 8), 1.0)
-    assert said(claimer, Fetch) == [Fetch(ballot, 8, B1)]
+    assert sent_by(claimer, Fetch) == [Fetch(ballot, 8, B1)]
     claimer.receive(2, Fetched(ballot, 8, B1, (data(9, B1),), 9, 8), 1.0)
     assert claimer.role == COORDINATOR
     assert claimer.leadership.takeover_end == 9
 
 
-def test_a_snapshot_is_answered_with_its_own_position_and_no_more() -> None:
-    """What is committed here beyond it may be unknown to a coordinator that was replaced."""
+def test_a_snapshot_is_acknowledged_with_exactly_its_position() -> None:
+    """A replaced coordinator may not know that later entries are committed."""
     follower = core(3)
     entries = tuple(data(position, B2) for position in range(1, 6))
     follower.receive(2, Fetched(0, 0, 0, entries, 5, 5), 0.0)
     sync(follower)
     assert follower.committed == 5
     follower.receive(1, Install(B1, Snapshot(2, B2, VOTERS, (), b"state"), 2, 2), 0.0)
-    assert said(follower, Ready) == [Ready(B1, 2, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 2, True)]
     assert follower.log.end == 5
 
 
@@ -131,10 +131,10 @@ def test_a_damaged_donor_serves_no_take_over() -> None:
     donor = core(2, image=image_of([data(1, B1)], stamped=B1, promised=B2, damaged_from=2))
     sync(donor)
     donor.receive(1, Fetch(B2, 0, 0), 0.0)
-    assert said(donor, Fetched) == []
+    assert sent_by(donor, Fetched) == []
 
 
-def test_a_claimer_that_finds_itself_removed_gives_up() -> None:
+def test_a_claimant_that_finds_itself_removed_gives_up() -> None:
     claimer = claiming()
     without = Entry(1, B1, Kind.MEMBERS, control=encode_members(Members((2, 3))))
     claimer.receive(2, Promise(claimer.promised, B1, 1, 0), 1.0)
@@ -156,7 +156,7 @@ def test_a_single_peer_coordinates_itself() -> None:
 # ---------------------------------------------------------------------- membership
 
 
-def test_membership_changes_come_one_at_a_time_and_after_an_entry_of_the_own_ballot() -> None:
+def test_membership_changes_are_serial_and_follow_an_entry_of_the_own_ballot() -> None:
     peer = coordinator()
     with pytest.raises(MembershipBusy, match="coordinator is new"):
         peer.leadership.change_members(Members(VOTERS, (4,)))
@@ -188,7 +188,7 @@ def test_a_learner_votes_only_after_it_has_caught_up() -> None:
         (Members(VOTERS, tuple(range(4, 60))), "at most"),
     ],
 )
-def test_a_membership_that_does_not_follow_is_refused_by_name(wanted: Members, why: str) -> None:
+def test_an_invalid_membership_change_is_refused_by_name(wanted: Members, why: str) -> None:
     peer = coordinator()
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)
     with pytest.raises(InvalidRequest, match=why):
@@ -196,7 +196,7 @@ def test_a_membership_that_does_not_follow_is_refused_by_name(wanted: Members, w
     assert peer.log.end == 1
 
 
-def test_a_cut_takes_the_membership_entry_with_it() -> None:
+def test_a_cut_undoes_a_membership_entry() -> None:
     five = Entry(2, B1, Kind.MEMBERS, control=encode_members(Members((1, 2, 3, 4))))
     follower = core(3, image=image_of([data(1, B1), five], stamped=B1, promised=B1))
     assert follower.members.voters == (1, 2, 3, 4)
@@ -204,7 +204,7 @@ def test_a_cut_takes_the_membership_entry_with_it() -> None:
     assert follower.members.voters == VOTERS
 
 
-def test_a_coordinator_that_removed_itself_changes_nothing_more() -> None:
+def test_a_coordinator_that_removed_itself_makes_no_more_changes() -> None:
     peer = coordinator()
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)
     peer.leadership.change_members(Members((2, 3)))

@@ -1,4 +1,4 @@
-"""The two-phase core by hand: single peers and single messages. Whole courses of events are in tests/scenarios."""
+"""The two-phase core: single peers and single messages. Longer sequences are in tests/scenarios."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.replication.two_phase_hand import (
     core,
     data,
     image_of,
-    said,
+    sent_by,
     sync,
 )
 
@@ -53,7 +53,7 @@ def test_nothing_that_depends_on_the_disk_leaves_before_the_sync() -> None:
     assert follower.drain() == Effects([(1, Ready(B1, 1, True))], [])
 
 
-def test_an_answer_to_a_repeated_message_waits_for_the_sync_of_the_first() -> None:
+def test_the_answer_to_a_repeated_message_waits_for_the_first_sync() -> None:
     follower = core(2)
     enqueue = Enqueue(B1, 0, 0, (data(1, B1),), 0, 0)
     follower.receive(1, enqueue, 0.0)
@@ -69,14 +69,14 @@ def test_a_lower_ballot_is_refused() -> None:
     follower.receive(2, Claim(B2), 0.0)
     sync(follower)
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
-    assert said(follower, Nack) == [Nack(B1, B2)]
+    assert sent_by(follower, Nack) == [Nack(B1, B2)]
     assert follower.log.end == 0
 
 
-def test_a_gap_is_rejected_with_where_the_logs_surely_agree() -> None:
+def test_a_gap_is_rejected_with_the_last_position_known_to_agree() -> None:
     follower = core(2)
     follower.receive(1, Enqueue(B1, 4, B1, (data(5, B1),), 0, 0), 0.0)
-    assert said(follower, Reject) == [Reject(B1, 0, 0)]
+    assert sent_by(follower, Reject) == [Reject(B1, 0, 0)]
 
 
 def test_a_different_entry_is_cut_and_replaced() -> None:
@@ -89,24 +89,24 @@ def test_a_different_entry_is_cut_and_replaced() -> None:
     assert messages[-1] == (2, Ready(B2, 2, True))
 
 
-def test_the_stamp_comes_with_the_last_piece_of_the_take_over_log() -> None:
+def test_the_stamp_is_set_with_the_last_piece_of_the_take_over_log() -> None:
     follower = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (data(2, B1),), 3, 0), 0.0)
-    assert said(follower, Ready) == [Ready(B2, 2, False)]
+    assert sent_by(follower, Ready) == [Ready(B2, 2, False)]
     assert follower.state.stamped == B1
     follower.receive(2, Enqueue(B2, 2, B1, (data(3, B2),), 3, 0), 0.0)
-    assert said(follower, Ready) == [Ready(B2, 3, True)]
+    assert sent_by(follower, Ready) == [Ready(B2, 3, True)]
     assert follower.state.stamped == B2
 
 
-def test_the_stamp_cuts_what_lies_beyond_the_match() -> None:
+def test_the_stamp_cuts_entries_beyond_the_match() -> None:
     follower = core(3, image=image_of([data(1, B1), data(2, B1), data(3, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (), 1, 0), 0.0)
     sync(follower)
     assert follower.log.end == 1
 
 
-def test_a_late_message_does_not_cut_what_repair_has_committed_since() -> None:
+def test_a_late_message_does_not_cut_entries_committed_by_repair() -> None:
     follower = core(3)
     follower.receive(1, Heartbeat(0, False, 2), 0.0)
     follower.receive(1, Fetched(0, 0, 0, (data(1, B1), data(2, B1)), 2, 2), 0.0)
@@ -118,16 +118,16 @@ def test_a_late_message_does_not_cut_what_repair_has_committed_since() -> None:
     assert follower.committed == 2
 
 
-def test_entries_that_contradict_what_is_committed_are_ignored() -> None:
+def test_entries_that_contradict_committed_ones_are_ignored() -> None:
     follower = core(3)
     follower.receive(2, Fetched(0, 0, 0, (data(1, B2), data(2, B2)), 2, 2), 0.0)
     sync(follower)
     follower.receive(1, Enqueue(B1, 1, B2, (data(2, B1),), 0, 0), 0.0)
-    assert said(follower, Ready) == []
+    assert sent_by(follower, Ready) == []
     assert follower.log.origin(2) == B2
 
 
-def test_the_cursor_moves_only_over_what_matched_this_coordinator() -> None:
+def test_the_cursor_moves_only_over_entries_that_match_this_coordinator() -> None:
     follower = core(3, image=image_of([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (), 5, 5), 0.0)
     sync(follower)
@@ -142,7 +142,7 @@ def test_a_restarted_follower_with_the_stamp_follows_the_cursor_at_once() -> Non
     assert follower.committed == 2
 
 
-def test_the_own_copy_counts_only_when_it_is_synced() -> None:
+def test_the_coordinators_own_copy_counts_only_when_it_is_synced() -> None:
     peer = coordinator()
     peer.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
     effects = peer.drain()
@@ -160,16 +160,16 @@ def test_a_peer_without_the_stamp_is_fed_but_not_counted() -> None:
     assert peer.leadership.progress[2].next == 3
 
 
-def test_a_full_disk_takes_no_entries_and_still_promises() -> None:
+def test_a_peer_with_a_full_disk_stores_no_entries_but_still_promises() -> None:
     follower = core(3)
     follower.state.disk_full(full=True)
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
-    assert said(follower, Ready) == []
+    assert sent_by(follower, Ready) == []
     follower.receive(2, Claim(B2), 0.0)
-    assert said(follower, Promise) == [Promise(B2, 0, 0, 0)]
+    assert sent_by(follower, Promise) == [Promise(B2, 0, 0, 0)]
 
 
-def test_a_coordinator_with_a_full_disk_refuses_and_gives_up_its_place() -> None:
+def test_a_coordinator_with_a_full_disk_refuses_writes_and_steps_down() -> None:
     peer = coordinator()
     peer.state.disk_full(full=True)
     with pytest.raises(DiskFull):
@@ -187,7 +187,7 @@ def test_feeding_a_peer_that_stores_nothing_does_not_multiply_messages() -> None
     sent = 0
     for _ in range(50):
         peer.receive(3, Reject(peer.promised, 0, 0), 1.0)
-        sent += len(said(peer, Enqueue))
+        sent += len(sent_by(peer, Enqueue))
     assert sent <= 2
 
 
@@ -202,7 +202,7 @@ def test_a_coordinator_without_fresh_heartbeats_steps_down_and_answers_its_reads
 def test_a_read_needs_a_quorum_of_confirmations() -> None:
     peer = coordinator()
     peer.leadership.read_index(7)
-    assert said(peer, Confirm)
+    assert sent_by(peer, Confirm)
     assert peer.leadership.reads.done == []
     peer.receive(2, Confirmed(peer.promised, 1), 1.0)
     assert peer.leadership.reads.done == [(7, 0)]
@@ -220,37 +220,37 @@ def test_reads_during_a_round_share_the_next_one() -> None:
     assert peer.leadership.reads.done == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_a_damaged_peer_says_so_in_its_promise_and_does_not_claim() -> None:
+def test_a_damaged_peer_reports_it_in_its_promise_and_does_not_claim() -> None:
     damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     effects, _ = sync(damaged)
     assert effects is not None
     assert effects.persist == [SaveState(1, B1, REPAIRING)]
     damaged.receive(2, Claim(B2), 0.0)
-    assert said(damaged, Promise) == [Promise(B2, REPAIRING, 1, 2)]
+    assert sent_by(damaged, Promise) == [Promise(B2, REPAIRING, 1, 2)]
     damaged.tick(100.0)
     assert damaged.role == FOLLOWER
 
 
-def test_a_damaged_peer_tells_the_coordinator_that_believes_it_whole() -> None:
+def test_a_damaged_peer_reports_to_a_coordinator_that_believes_it_whole() -> None:
     damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     sync(damaged)
     damaged.receive(1, Heartbeat(B1, True, 0), 0.0)
-    assert said(damaged, Reject) == [Reject(B1, 0, 2)]
+    assert sent_by(damaged, Reject) == [Reject(B1, 0, 2)]
 
 
-def test_a_damaged_peer_must_hold_again_what_it_was_counted_for() -> None:
+def test_a_damaged_peer_must_store_again_all_entries_it_was_counted_for() -> None:
     peer = coordinator()
     for _ in range(3):
         peer.leadership.append(Kind.DATA, count=1, write_id=b"w" * 16)
     sync(peer)
     peer.receive(2, Ready(peer.promised, 4, True), 1.0)
     peer.receive(2, Reject(peer.promised, 0, 1), 1.0)
-    (enqueue,) = said(peer, Enqueue)
+    (enqueue,) = sent_by(peer, Enqueue)
     assert isinstance(enqueue, Enqueue)
     assert (enqueue.after, enqueue.takeover_end) == (0, 4)
 
 
-def test_a_stamp_after_repair_tells_storage_to_keep_what_the_repair_brought() -> None:
+def test_a_stamp_after_repair_makes_storage_keep_repaired_entries() -> None:
     """Found by a simulated seed: the disk was cut at the match, the memory at the committed cursor."""
     damaged = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1, damaged_from=2))
     sync(damaged)
@@ -273,37 +273,37 @@ def test_a_peer_behind_the_log_gets_the_snapshot() -> None:
     for now in (1.1, 1.2, 1.3):
         peer.receive(2, Heartbeat(0, False, 0), now)
         peer.tick(now)
-        sent += said(peer, Install)
+        sent += sent_by(peer, Install)
     (install,) = sent
     assert isinstance(install, Install)
     assert install.snapshot.state == b"state"
 
 
-def test_a_repair_snapshot_is_taken_whoever_coordinates() -> None:
+def test_a_repair_snapshot_is_accepted_from_any_peer() -> None:
     follower = core(3)
     follower.receive(2, Claim(B2), 0.0)
     sync(follower)
     follower.receive(1, Install(0, Snapshot(5, B1, VOTERS, (), b"state"), 0, 5), 0.0)
     assert follower.committed == 5
-    assert said(follower, Nack) == []
+    assert sent_by(follower, Nack) == []
 
 
-def test_a_donor_that_promised_somebody_else_does_not_serve_a_take_over() -> None:
+def test_a_donor_that_promised_another_claimant_does_not_serve_a_take_over() -> None:
     donor = core(2, image=image_of([data(1, B1)], stamped=B1, promised=B3))
     donor.receive(1, Fetch(B2, 0, 0), 0.0)
-    assert said(donor, Nack) == [Nack(B2, B3)]
+    assert sent_by(donor, Nack) == [Nack(B2, B3)]
 
 
-def test_repair_never_serves_what_is_not_committed() -> None:
+def test_repair_never_serves_uncommitted_entries() -> None:
     donor = core(2, image=image_of([data(1, B1), data(2, B1)], stamped=B1, promised=B1))
     donor.receive(1, Heartbeat(B1, True, 1), 0.0)
     donor.receive(3, Fetch(0, 0, 0), 0.0)
-    (fetched,) = said(donor, Fetched)
+    (fetched,) = sent_by(donor, Fetched)
     assert isinstance(fetched, Fetched)
     assert [entry.position for entry in fetched.entries] == [1]
 
 
-def test_a_probe_by_a_peer_that_was_removed_is_told_to_be_quiet() -> None:
+def test_a_probe_by_a_removed_peer_is_answered_as_removed() -> None:
     peer = core(1, voters=(1, 2))
     peer.receive(3, Probe(B3), 0.0)
-    assert said(peer, ProbeAnswer) == [ProbeAnswer(B3, True, 0)]
+    assert sent_by(peer, ProbeAnswer) == [ProbeAnswer(B3, True, 0)]

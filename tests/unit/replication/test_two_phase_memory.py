@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.replication.two_phase_hand import B1, VOTERS, coordinator, core, data, image_of, said, sync
+from tests.unit.replication.two_phase_hand import B1, VOTERS, coordinator, core, data, image_of, sent_by, sync
 
 from avow.errors import Offline, StorageDamaged, Trimmed
 from avow.limits import ENQUEUE_SIZE_BYTES_MAX, FRAME_SIZE_BYTES_MAX
@@ -73,7 +73,7 @@ def test_an_enqueue_stays_below_the_bound_of_a_frame() -> None:
     peer.receive(2, Reject(peer.promised, 0, 0), 1.0)
     sizes: list[int] = []
     for _ in range(9):
-        for message in said(peer, Enqueue):
+        for message in sent_by(peer, Enqueue):
             assert isinstance(message, Enqueue)
             sizes.append(frame_size(message))
             last = message.after + len(message.entries)
@@ -82,17 +82,17 @@ def test_an_enqueue_stays_below_the_bound_of_a_frame() -> None:
     assert peer.leadership.progress[2].match == peer.log.end
 
 
-def test_what_is_fetched_stays_below_the_bound_of_a_frame() -> None:
+def test_a_fetch_answer_stays_below_the_bound_of_a_frame() -> None:
     entries = [large(position) for position in range(1, 8)]
     donor = core(2, image=image_of(entries, stamped=B1, promised=B1))
     donor.receive(3, Fetch(B1, 0, 0), 0.0)
-    (message,) = said(donor, Fetched)
+    (message,) = sent_by(donor, Fetched)
     assert isinstance(message, Fetched)
     assert len(message.entries) == 3
     assert message.end == 7
 
 
-def test_a_take_over_sees_the_whole_tail_however_large_it_is() -> None:
+def test_a_take_over_sees_the_whole_tail_of_any_size() -> None:
     log = LaneLog(snapshot=None, entries=[large(position) for position in range(1, 8)])
     assert len(log.slice(0, 99)) == 7
     assert len(log.piece(0, 99)) == 3
@@ -122,34 +122,34 @@ def test_several_enqueues_between_two_drains_are_acknowledged_once() -> None:
     for position in (1, 2, 3):
         origin = B1 if position > 1 else 0
         follower.receive(1, Enqueue(B1, position - 1, origin, (data(position, B1),), 0, 0), 0.0)
-    assert said(follower, Ready) == [Ready(B1, 3, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 3, True)]
 
 
-def test_a_late_repetition_takes_nothing_back() -> None:
+def test_a_late_repetition_undoes_nothing() -> None:
     follower = core(2)
     first = Enqueue(B1, 0, 0, (data(1, B1),), 0, 0)
     follower.receive(1, first, 0.0)
     follower.receive(1, Enqueue(B1, 1, B1, (data(2, B1),), 0, 0), 0.0)
     follower.receive(1, first, 0.0)
-    assert said(follower, Ready) == [Ready(B1, 2, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 2, True)]
 
 
-def test_the_stamp_is_told_as_of_the_last_one() -> None:
+def test_a_stamp_is_acknowledged_with_the_last_position() -> None:
     follower = core(2)
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 2, 0), 0.0)
     follower.receive(1, Enqueue(B1, 1, B1, (data(2, B1),), 2, 0), 0.0)
-    assert said(follower, Ready) == [Ready(B1, 2, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 2, True)]
 
 
-def test_what_a_stamp_cut_is_not_acknowledged() -> None:
+def test_entries_cut_by_a_stamp_are_not_acknowledged() -> None:
     follower = core(2)
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1), data(2, B1)), 9, 0), 0.0)  # not all of it: no stamp
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 1, 0), 0.0)  # an older one, which asked for less
     assert follower.log.end == 1
-    assert said(follower, Ready) == [Ready(B1, 1, True)]
+    assert sent_by(follower, Ready) == [Ready(B1, 1, True)]
 
 
-def test_two_coordinators_are_answered_apart() -> None:
+def test_two_coordinators_are_answered_separately() -> None:
     follower = core(3)
     follower.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
     later = (2 << 16) + 2
@@ -160,28 +160,28 @@ def test_two_coordinators_are_answered_apart() -> None:
 # ------------------------------------------------------------------ what memory keeps
 
 
-def test_what_is_forgotten_is_fed_from_storage() -> None:
+def test_forgotten_entries_are_fed_from_storage() -> None:
     peer, disk = with_disk(6)
     peer.state.forget(5)
     assert (peer.log.base, peer.log.end) == (5, 7)
     peer.receive(3, Reject(peer.promised, 2, 0), 1.0)
-    (message,) = [m for m in said(peer, Enqueue) if isinstance(m, Enqueue) and m.after == 2]
+    (message,) = [m for m in sent_by(peer, Enqueue) if isinstance(m, Enqueue) and m.after == 2]
     assert isinstance(message, Enqueue)
-    assert [entry.position for entry in message.entries] == [3, 4, 5]  # never beyond what is committed for sure
+    assert [entry.position for entry in message.entries] == [3, 4, 5]  # never beyond the entries known to be committed
     assert message.origin == B1
     assert disk.reads
 
 
-def test_what_is_forgotten_is_given_to_a_claim_and_for_repair() -> None:
+def test_forgotten_entries_are_served_to_a_claim_and_for_repair() -> None:
     peer, _ = with_disk(6)
     peer.state.forget(5)
     peer.receive(3, Fetch(0, 1, B1), 1.0)
-    (message,) = said(peer, Fetched)
+    (message,) = sent_by(peer, Fetched)
     assert isinstance(message, Fetched)
     assert [entry.position for entry in message.entries] == [2, 3, 4, 5]
 
 
-def test_nothing_is_forgotten_that_is_not_synced_here() -> None:
+def test_only_synced_entries_are_forgotten() -> None:
     peer, _ = with_disk(3)
     position = peer.leadership.append(Kind.DATA, count=1, write_id=b"")
     peer.drain()
@@ -192,40 +192,40 @@ def test_nothing_is_forgotten_that_is_not_synced_here() -> None:
     assert peer.log.base == position - 1
 
 
-def test_without_a_storage_to_read_everything_is_kept() -> None:
+def test_without_readable_storage_all_entries_stay_in_memory() -> None:
     peer = coordinator(log=tuple(data(position, B1) for position in (1, 2, 3)))
     peer.receive(2, Ready(peer.promised, peer.log.end, True), 1.0)
     peer.state.forget(3)
     assert peer.log.base == 0
 
 
-def test_a_peer_behind_what_storage_deleted_is_given_the_snapshot() -> None:
+def test_a_peer_behind_deleted_entries_gets_the_snapshot() -> None:
     peer, disk = with_disk(6)
     snapshot = Snapshot(5, B1, VOTERS, (), b"state")
     peer.state.compact(snapshot)
     peer.state.forget(6)
     disk.trimmed_to = 4
     peer.receive(3, Reject(peer.promised, 2, 0), 1.0)
-    (message,) = said(peer, Install)
+    (message,) = sent_by(peer, Install)
     assert isinstance(message, Install)
     assert message.snapshot == snapshot
 
 
-def test_a_snapshot_is_asked_for_when_storage_cannot_give_what_is_needed() -> None:
+def test_a_snapshot_is_requested_when_storage_lacks_the_entries() -> None:
     peer, disk = with_disk(6)
     peer.state.forget(6)
     disk.damaged = 4
     peer.receive(3, Reject(peer.promised, 3, 0), 1.0)
-    assert said(peer, Install) == []
+    assert sent_by(peer, Install) == []
     assert peer.state.snapshot_wanted
     peer.state.compact(Snapshot(7, peer.log.origin(7), VOTERS, (), b""))
     assert not peer.state.snapshot_wanted
     installs: list[Message] = []
-    for beat in range(4):  # what was not answered is sent again
+    for beat in range(4):  # unanswered messages are resent
         now = 1.1 + 0.1 * beat
         peer.receive(2, Heartbeat(peer.promised, False, 7), now)
         peer.tick(now)
-        installs += said(peer, Install)
+        installs += sent_by(peer, Install)
     assert len(installs) == 1
 
 
@@ -241,14 +241,14 @@ def test_a_snapshot_alone_keeps_the_entries_in_memory_when_storage_can_be_read()
         peer.state.trim(4)
 
 
-def test_forgotten_entries_are_really_let_go_of() -> None:
+def test_forgotten_entries_are_removed_from_memory() -> None:
     log = LaneLog(snapshot=None, entries=[data(position, B1) for position in range(1, 9)])
     log.compact(6)
     assert [entry.position for entry in log._entries] == [7, 8]
     assert (log.base, log.base_origin, log.size_bytes) == (6, B1, 0)
 
 
-def test_memory_is_counted_in_bytes_through_appends_cuts_and_forgetting() -> None:
+def test_memory_in_bytes_follows_appends_cuts_and_forgetting() -> None:
     entries = [Entry(p, B1, Kind.DATA, 1, b"", 0, b"cc", b"x" * p) for p in range(1, 6)]
     log = LaneLog(snapshot=None, entries=entries)
     assert log.size_bytes == 1 + 2 + 3 + 4 + 5 + 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.replication.two_phase_hand import B1, VOTERS, coordinator, core, data, said, sync
+from tests.unit.replication.two_phase_hand import B1, VOTERS, coordinator, core, data, sent_by, sync
 
 from avow.ids import REPAIRING
 from avow.replication.two_phase.core import COORDINATOR
@@ -24,7 +24,7 @@ class SaysNothing(Delegate):
         """Silence."""
 
 
-def test_a_replaced_rule_is_the_one_that_is_asked_and_the_others_are_the_shipped_ones() -> None:
+def test_a_replaced_rule_is_used_and_the_others_are_the_shipped_ones() -> None:
     peer = core(roles=TwoPhaseRoles(rules=lambda: OneIsEnough(Rules())))
     peer.tick(1.0)
     sync(peer)
@@ -38,15 +38,15 @@ def test_a_replaced_rule_is_the_one_that_is_asked_and_the_others_are_the_shipped
     assert shipped.committed == 0
 
 
-def test_a_replaced_follower_hands_on_what_it_does_not_answer_itself() -> None:
+def test_a_replaced_follower_passes_on_messages_that_it_does_not_handle() -> None:
     peer = core(3, roles=TwoPhaseRoles(follower=lambda state: SaysNothing(Follower(state))))
     peer.receive(1, Enqueue(B1, 0, 0, (data(1, B1),), 0, 0), 0.0)
-    assert said(peer, Ready) == [Ready(B1, 1, True)]
+    assert sent_by(peer, Ready) == [Ready(B1, 1, True)]
     peer.receive(1, Confirm(B1, 1), 0.0)
-    assert said(peer, Confirmed) == []
+    assert sent_by(peer, Confirmed) == []
 
 
-def test_each_rule_says_no_where_it_must() -> None:
+def test_each_rule_refuses_where_it_must() -> None:
     rules, log = Rules(), LaneLog(snapshot=Snapshot(0, 0, VOTERS, (), b""), entries=[data(1, B1)])
     assert [rules.quorum(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]
     assert not rules.continues(log, 1, B1 + 1)

@@ -15,7 +15,7 @@ def founded(path: Path) -> PeerRegistry:
     return registry
 
 
-def test_a_founder_is_remembered_by_the_identity_it_first_came_with(tmp_path: Path) -> None:
+def test_a_founder_is_remembered_by_its_first_identity(tmp_path: Path) -> None:
     founded(tmp_path).meet(2, OTHER)
     again = PeerRegistry(DiskFiles(tmp_path))
     assert (again.number, again.founders, again.peers[2].identity) == (1, (1, 2), OTHER)
@@ -24,7 +24,7 @@ def test_a_founder_is_remembered_by_the_identity_it_first_came_with(tmp_path: Pa
         again.meet(2, b"x" * 16)
 
 
-def test_strangers_and_peers_that_left_are_refused(tmp_path: Path) -> None:
+def test_unknown_peers_and_peers_that_left_are_refused(tmp_path: Path) -> None:
     registry = founded(tmp_path)
     with pytest.raises(FolderUnusable, match="must join"):
         registry.meet(7, OTHER)
@@ -34,7 +34,7 @@ def test_strangers_and_peers_that_left_are_refused(tmp_path: Path) -> None:
     assert not registry.learn(KnownPeer(2, "127.0.0.1:2", OTHER, gone=True))
 
 
-def test_one_damaged_page_is_made_good_by_its_copy_and_two_are_damage(tmp_path: Path) -> None:
+def test_one_damaged_page_is_restored_from_its_copy_and_two_are_damage(tmp_path: Path) -> None:
     founded(tmp_path)
     (tmp_path / "peers").write_bytes(b"garbage")
     assert PeerRegistry(DiskFiles(tmp_path)).number == 1

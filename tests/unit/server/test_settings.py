@@ -11,7 +11,7 @@ def test_there_are_at_most_twenty_five_settings_and_each_is_described() -> None:
     assert len(DESCRIPTIONS) <= 25
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_a_flag_overrides_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     config = tmp_path / "avow.toml"
     config.write_text('data = "file"\nlisten = "127.0.0.1:1"\nlog = "debug"\n')
     environment = {"AVOW_DATA": "environment", "AVOW_LISTEN": "127.0.0.1:2", "AVOW_TOKEN": "not a setting"}
@@ -35,12 +35,12 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path)
         ({"founders": "1=127.0.0.1:1", "join": "http://127.0.0.1:2"}, "not both"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_it_may_be(flags: dict[str, str], says: str) -> None:
+def test_a_wrong_setting_is_named_with_its_allowed_values(flags: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         load(flags, environment={})
 
 
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
     config = tmp_path / "avow.toml"
     config.write_text("data = ")
     with pytest.raises(InvalidRequest, match="is not TOML"):

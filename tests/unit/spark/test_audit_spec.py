@@ -43,7 +43,7 @@ def given() -> dict[str, Any]:
     return tomllib.loads(FILE)
 
 
-def test_a_file_says_which_stages_there_are() -> None:
+def test_a_file_lists_the_stages() -> None:
     spec = AuditSpec.from_table(given())
     assert spec.stages == {
         "business": "select id from orders",
@@ -75,12 +75,12 @@ def test_relative_paths_begin_at_the_files_folder() -> None:
         ({"kind": "archive"}, "kind"),
     ],
 )
-def test_a_mistake_is_refused_with_its_place(change: dict[str, Any], place: str) -> None:
+def test_an_error_in_a_file_is_refused_with_its_place(change: dict[str, Any], place: str) -> None:
     with pytest.raises(InvalidRequest, match=place):
         AuditSpec.from_table({**given(), **change})
 
 
-def test_one_stage_is_nothing_to_compare() -> None:
+def test_one_stage_alone_is_refused() -> None:
     alone = {key: value for key, value in given().items() if key not in ("business", "table")}
     with pytest.raises(InvalidRequest, match="at least two of business, barrier, pledges, queue, table"):
         AuditSpec.from_table(alone)
@@ -93,7 +93,7 @@ def test_an_id_is_a_path_a_column_or_an_expression() -> None:
     assert id_expression("substring(gid, 7)") == "cast(substring(gid, 7) as string)"
 
 
-def test_the_barriers_table_is_that_of_its_database() -> None:
+def test_the_barrier_stage_uses_the_table_of_its_database() -> None:
     asked = barrier_query(BarrierInput(database="postgresql+psycopg://shop@db/shop"))
     assert asked == "select gid from dtm_barrier.barrier where branch_id = '00' and op = 'msg' and reason = 'msg'"
     assert "from barrier where" in barrier_query(BarrierInput(database="sqlite:shop.db"))
@@ -122,7 +122,7 @@ def report(*findings: Finding) -> Report:
     return Report("orders", stages, {"succeeded": 1_199, "prepared": 1}, findings)
 
 
-def test_a_clean_report_says_that_the_books_are_closed() -> None:
+def test_a_clean_report_says_that_all_stages_agree() -> None:
     assert (report().clean, report().exit_code) == (True, 0)
     assert report().text() == (
         "audit orders\n"
@@ -152,7 +152,7 @@ def test_a_report_lists_the_first_ids_of_each_finding() -> None:
     assert msgspec.json.decode(msgspec.json.encode(made), type=Report) == made
 
 
-def test_an_audit_reports_to_the_cluster_it_asks_and_says_failed_when_the_books_do_not_close() -> None:
+def test_an_audit_reports_to_the_cluster_it_asks_and_is_failed_when_it_is_not_clean() -> None:
     tables = {"business": {"database": "sqlite:a", "query": "q"}, "table": {"url": "delta:t", "id": "i"}}
     assert report_cluster(AuditSpec.from_table(tables)) is None
     assert report_cluster(AuditSpec.from_table({**tables, "servers": "http://a:1"})) == Cluster(servers="http://a:1")
@@ -160,9 +160,9 @@ def test_an_audit_reports_to_the_cluster_it_asks_and_says_failed_when_the_books_
     assert report_cluster(AuditSpec.from_table(queue)) == Cluster(servers="http://b:1", token="t")
 
     stages = (StageCount("queue", "orders", 3, 3), StageCount("table", "delta", 2, 2))
-    begun = Status(name="books", kind="audit", state="running")
-    ended = ended_status(begun, Report("books", stages, {}, (), duration_s=0.5))
+    begun = Status(name="shop", kind="audit", state="running")
+    ended = ended_status(begun, Report("shop", stages, {}, (), duration_s=0.5))
     assert (ended.state, ended.error, ended.counts.rows, ended.counts.rows_per_s) == ("done", "", 5, 10.0)
     lost = Finding("lost", "table", "rows", 1, ("7",))
-    ended = ended_status(begun, Report("books", stages, {}, (lost,)))
+    ended = ended_status(begun, Report("shop", stages, {}, (lost,)))
     assert (ended.state, ended.error) == ("failed", "The audit is not clean: 1 lost.")

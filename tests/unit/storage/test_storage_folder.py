@@ -21,9 +21,7 @@ def test_a_new_folder_is_given_its_identity_and_opens_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("cluster", "peer"), [(CLUSTER, OTHER), (OTHER, PEER)])
-def test_a_folder_of_another_peer_or_cluster_is_refused_and_says_whose_it_is(
-    tmp_path: Path, cluster: UUID, peer: UUID
-) -> None:
+def test_a_folder_of_another_peer_or_cluster_is_refused_by_name(tmp_path: Path, cluster: UUID, peer: UUID) -> None:
     open_folder(tmp_path, cluster=CLUSTER, peer=PEER, create=True).close()
     with pytest.raises(FolderUnusable, match=str(PEER)):
         open_folder(tmp_path, cluster=cluster, peer=peer)
@@ -35,7 +33,7 @@ def test_an_emptied_folder_is_refused_to_the_peer_that_had_it(tmp_path: Path) ->
         open_folder(tmp_path, cluster=CLUSTER, peer=PEER)
 
 
-def test_a_folder_with_files_and_without_an_identity_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+def test_a_folder_with_files_but_no_identity_is_not_mistaken_for_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-a").write_bytes(b"something")
     with pytest.raises(FolderUnusable):
         open_folder(tmp_path, cluster=CLUSTER, peer=PEER, create=True)
@@ -47,7 +45,7 @@ def test_a_missing_folder_is_refused_unless_a_new_one_is_asked_for(tmp_path: Pat
         open_folder(tmp_path / "missing", cluster=CLUSTER, peer=PEER)
 
 
-def test_any_changed_bit_in_one_identity_file_is_reported_and_the_copy_used(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_one_identity_file_is_reported_and_the_copy_used(tmp_path: Path) -> None:
     open_folder(tmp_path, cluster=CLUSTER, peer=PEER, create=True).close()
     sound = (tmp_path / "identity").read_bytes()
     for bit in range(8 * len(sound)):
@@ -62,7 +60,7 @@ def test_any_changed_bit_in_one_identity_file_is_reported_and_the_copy_used(tmp_
         open_folder(tmp_path, cluster=CLUSTER, peer=PEER)
 
 
-def test_a_folder_in_use_by_another_process_is_refused_until_that_one_ends(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused_until_the_other_process_ends(tmp_path: Path) -> None:
     open_folder(tmp_path, cluster=CLUSTER, peer=PEER, create=True).close()
     script = (
         "import sys; from pathlib import Path; from uuid import UUID\n"

@@ -42,7 +42,7 @@ def positions(lane: LaneFiles, *, upto: int) -> list[int]:
 # -------------------------------------------------------------------- records
 
 
-def test_a_record_reads_back_from_either_end() -> None:
+def test_a_record_can_be_read_from_either_end() -> None:
     buffers, size = encode(WalKind.ENTRIES, 9, 3, 5, 77, 2, payload=[b"abc", b"defgh", b"i"])
     data = b"".join(buffers)
     assert len(data) == size
@@ -53,7 +53,7 @@ def test_a_record_reads_back_from_either_end() -> None:
     assert front.size == size
 
 
-def test_a_header_with_any_bit_changed_is_no_header() -> None:
+def test_a_header_with_a_flipped_bit_is_not_recognized() -> None:
     data = bytearray(b"".join(encode(WalKind.CUT, 1, 1)[0]))
     for bit in range(8 * HEADER_BYTES):
         data[bit // 8] ^= 1 << bit % 8
@@ -79,7 +79,7 @@ def test_a_checked_file_with_any_bit_changed_or_cut_anywhere_is_damaged() -> Non
 # ---------------------------------------------------------------------- index
 
 
-def test_an_index_gives_the_last_point_not_behind_a_position() -> None:
+def test_an_index_returns_the_last_point_at_or_before_a_position() -> None:
     index = Index(first=10, interval_bytes=100)
     for position, offset in ((11, 50), (12, 100), (13, 150), (14, 260)):
         index.add(position, offset=offset)
@@ -91,7 +91,7 @@ def test_an_index_gives_the_last_point_not_behind_a_position() -> None:
     assert index.before(99) == (12, 100)
 
 
-def test_an_index_reads_back_as_it_was_written() -> None:
+def test_an_index_is_read_back_unchanged() -> None:
     index = Index(first=1, interval_bytes=10)
     index.add(5, offset=40)
     again = Index.from_bytes(index.to_bytes(99), interval_bytes=10, file="f")
@@ -113,7 +113,7 @@ def test_files_roll_over_and_read_as_one() -> None:
     assert [entry.position for entry in again.entries(after=13, upto=15)] == [14, 15]
 
 
-def test_places_name_the_bytes_of_each_record_and_which_files_are_full(tmp_path: Path) -> None:
+def test_places_give_the_bytes_of_each_record_and_which_files_are_full(tmp_path: Path) -> None:
     (tmp_path / "lanes").mkdir()
     damage: list[StorageDamaged] = []
     lane = LaneFiles(DiskFiles(tmp_path), 1, segment_size_bytes=400, index_interval_bytes=150, report=damage.append)
@@ -147,7 +147,7 @@ def test_a_cut_at_any_position_lets_other_entries_follow(end: int) -> None:
     assert [len(entry.batch) for entry in lane.entries(after=end, upto=end + 3)] == [33, 33, 33]
 
 
-def test_a_cut_behind_a_record_that_cannot_be_walked_over_goes_on_in_a_new_file() -> None:
+def test_a_cut_after_an_unreadable_record_continues_in_a_new_file() -> None:
     files = RecordedFiles()
     lane = lane_files(files, segment_size_bytes=10_000)
     append(lane, 1, 3)
@@ -171,7 +171,7 @@ def test_a_trim_removes_whole_files_and_never_the_last() -> None:
     assert [segment.first for segment in lane.segments] == firsts[-1:]
 
 
-def test_a_kept_index_is_used_and_a_damaged_one_is_reported_and_rebuilt() -> None:
+def test_a_stored_index_is_used_and_a_damaged_one_is_reported_and_rebuilt() -> None:
     files = RecordedFiles()
     lane = lane_files(files)
     append(lane, 1, 20)
@@ -263,7 +263,7 @@ def test_a_name_is_not_durable_before_its_folder_is_synced() -> None:
     assert files.cut(lambda event: 0).paths() == ["x"]
 
 
-def test_a_full_recorded_disk_writes_what_fits_and_then_says_so() -> None:
+def test_a_full_recorded_disk_writes_what_fits_and_then_fails() -> None:
     files = RecordedFiles(capacity_bytes=4)
     handle = files.open("x", create=True)
     with pytest.raises(OSError, match="no space") as caught:
@@ -272,7 +272,7 @@ def test_a_full_recorded_disk_writes_what_fits_and_then_says_so() -> None:
     assert files.read(handle, size=9, offset=0) == b"1234"
 
 
-def test_room_counts_what_was_accepted_and_is_not_written_yet() -> None:
+def test_reserved_room_counts_accepted_but_unwritten_bytes() -> None:
     files = RecordedFiles(capacity_bytes=100)
     reserve = SpaceReserve(files, reserved_bytes=20)
     assert reserve.claim(50)

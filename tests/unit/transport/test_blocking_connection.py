@@ -126,7 +126,7 @@ def test_a_request_is_sent_and_its_answer_returned() -> None:
         ]
 
 
-def test_a_connection_is_kept_for_the_next_request_until_the_server_ends_it() -> None:
+def test_a_connection_is_reused_until_the_server_ends_it() -> None:
     last = OK.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n")
     with asking([says(OK), says(OK), says(last)], [says(OK)]) as (script, connection):
         assert [body(get(connection)) for _ in range(4)] == [b"ok"] * 4
@@ -134,7 +134,7 @@ def test_a_connection_is_kept_for_the_next_request_until_the_server_ends_it() ->
 
 
 @pytest.mark.parametrize("size", [0, 1, 22, 23, 24, 25, 8 * KIB])
-def test_bodies_of_all_sizes_come_whole_and_leave_room_for_the_next(size: int) -> None:
+def test_bodies_of_all_sizes_arrive_whole_and_leave_the_connection_usable(size: int) -> None:
     """22 to 25: the answer is exactly or nearly as long as the buffer for heads and small bodies."""
     sized = b"HTTP/1.1 200 OK\r\nContent-Length: %04d\r\n\r\n" % size + b"x" * size
     with asking([says(sized), says(OK), says(sized[:50], sized[50:])]) as (_, connection):
@@ -172,7 +172,7 @@ def test_nothing_was_sent_to_an_address_where_nobody_listens() -> None:
     [([], False), ([OK[:10]], True), ([OK[:-1]], True), ([b"HTTP/1.1 100 Continue\r\n\r\n"], True)],
     ids=["nothing", "half a head", "half a body", "an interim answer"],
 )
-def test_a_connection_that_is_closed_too_early_says_what_is_known(pieces: list[bytes], begun: bool) -> None:
+def test_a_connection_closed_too_early_reports_what_is_known(pieces: list[bytes], begun: bool) -> None:
     with asking([says(*pieces)], [says(OK)]) as (script, connection):
         outcome = lost(get(connection))
         assert (outcome.sent, outcome.begun) == (True, begun)
@@ -188,7 +188,7 @@ def test_a_reset_is_a_lost_answer_and_the_next_request_opens_a_new_connection() 
         assert body(get(connection)) == b"ok"
 
 
-def test_a_body_up_to_the_end_that_is_reset_is_lost() -> None:
+def test_a_body_that_ends_with_a_reset_is_lost() -> None:
     def half(accepted: socket.socket) -> None:
         accepted.sendall(b"HTTP/1.1 200 OK\r\n\r\nhalf")
         accepted.recv(1)  # nothing arrives; the other side times out first
@@ -198,7 +198,7 @@ def test_a_body_up_to_the_end_that_is_reset_is_lost() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[], [OK[:-1]]], ids=["silent", "half an answer"])
-def test_a_server_that_does_not_answer_in_time_is_left(pieces: list[bytes]) -> None:
+def test_a_server_that_does_not_answer_in_time_is_abandoned(pieces: list[bytes]) -> None:
     with asking([until_hung_up(*pieces)]) as (_, connection):
         began = monotonic()
         outcome = lost(get(connection, timeout_s=0.2))
@@ -206,7 +206,7 @@ def test_a_server_that_does_not_answer_in_time_is_left(pieces: list[bytes]) -> N
         assert (outcome.sent, outcome.begun, outcome.reason) == (True, bool(pieces), "no answer for 0.2 s")
 
 
-def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_the_caller() -> None:
+def test_a_server_that_trickles_bytes_does_not_hold_the_caller() -> None:
     left = threading.Event()
 
     def drip(accepted: socket.socket) -> None:
@@ -224,21 +224,21 @@ def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_the_caller() -> N
     "pieces",
     [[b"SSH-2.0-OpenSSH\r\n"], [b"HTTP/1.1 200 OK\r\nX: " + b"x" * 10_000], [b"HTTP/1.1 200 OK\r\n folded\r\n\r\n"]],
 )
-def test_what_is_no_answer_is_lost(pieces: list[bytes]) -> None:
+def test_an_invalid_answer_is_lost(pieces: list[bytes]) -> None:
     with asking([until_hung_up(*pieces)], [says(OK)]) as (_, connection):
         outcome = lost(get(connection))
         assert (outcome.sent, outcome.begun) == (True, True)
         assert body(get(connection)) == b"ok"
 
 
-def test_of_an_answer_that_is_too_long_the_head_is_told() -> None:
+def test_the_head_of_a_response_that_is_too_long_is_reported() -> None:
     with asking([until_hung_up(b"HTTP/1.1 500 No\r\nContent-Length: 8193\r\n\r\n")]) as (_, connection):
         outcome = lost(get(connection))
         assert outcome.headed is not None
         assert outcome.headed.status == 500
 
 
-def test_bytes_behind_an_answer_are_not_taken_for_the_next_one() -> None:
+def test_bytes_after_an_answer_are_not_mistaken_for_the_next_one() -> None:
     for extra in (OK, b"HT", b"\r\n"):
         with asking([until_hung_up(OK + extra)], [says(OK.replace(b"ok", b"no"))]) as (script, connection):
             assert [body(get(connection)) for _ in range(2)] == [b"ok", b"no"]
@@ -246,7 +246,7 @@ def test_bytes_behind_an_answer_are_not_taken_for_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("late", [OK.replace(b"ok", b"un"), b"HT", b""])
-def test_what_arrives_while_a_connection_is_idle_is_no_answer(late: bytes) -> None:
+def test_bytes_that_arrive_on_an_idle_connection_are_not_an_answer(late: bytes) -> None:
     """A server may answer an idle connection with 408, or close it."""
     answered = threading.Event()
 
@@ -268,7 +268,7 @@ def test_what_arrives_while_a_connection_is_idle_is_no_answer(late: bytes) -> No
         assert script.accepted == 2
 
 
-def test_a_server_may_refuse_a_request_whose_rest_it_does_not_read() -> None:
+def test_a_server_may_refuse_a_request_without_reading_all_of_it() -> None:
     """The answer may be read, or the connection is reset first; the call always ends."""
     with asking([says(OK)]) as (_, connection):
         outcome = connection.ask((b"GET / HTTP/1.1\r\n\r\n", b"x" * (8 << 20)), timeout_s=SOON_S)
@@ -298,7 +298,7 @@ def test_tls_is_verified(authority: trustme.CA) -> None:
             assert [body(get(connection)) for _ in range(2)] == [b"ok", b"ok"]
 
 
-def test_a_tls_handshake_that_is_not_answered_ends_in_time() -> None:
+def test_an_unanswered_tls_handshake_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address("127.0.0.1", silent.getsockname()[1], tls=True)
         outcome = lost(get(BlockingConnection(address, connect_timeout_s=0.2)))

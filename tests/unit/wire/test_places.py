@@ -1,4 +1,4 @@
-"""What is no list of places is refused by name."""
+"""Encoding of places; an invalid list of places is refused by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADER = bytes(HEADER_SIZE_BYTES)
 FILES = [("/data/lanes/1/00000000000000000001.log", True)]
 
 
-def test_places_read_back_as_they_were_written() -> None:
+def test_places_are_read_back_unchanged() -> None:
     places = Places(3, FILES, [PlacedRange(7, 1, 2, 0, 4096, HEADER)])
     assert decode_places(encode_places(places)) == places
 
@@ -29,12 +29,12 @@ def test_places_read_back_as_they_were_written() -> None:
     ],
     ids=["no such file", "no file", "no messages", "before the record", "before the file", "half a header"],
 )
-def test_a_place_that_cannot_be_one_is_refused(wrong: PlacedRange) -> None:
+def test_an_invalid_place_is_refused(wrong: PlacedRange) -> None:
     with pytest.raises(Malformed):
         decode_places(encode_places(Places(3, FILES, [wrong])))
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'{"lane":1,"files":[],"ranges":[[1]]}', b"\xff"])
-def test_what_is_no_list_of_places_is_refused(body: bytes) -> None:
+def test_an_invalid_list_of_places_is_refused(body: bytes) -> None:
     with pytest.raises(Malformed):
         decode_places(body)

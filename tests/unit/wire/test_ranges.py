@@ -20,7 +20,7 @@ def body_of(*batches: tuple[int, int, int, list[bytes]], lane: int = 3) -> bytes
     return b"".join(parts)
 
 
-def test_ranges_come_back_in_order_with_their_messages() -> None:
+def test_ranges_are_decoded_in_order_with_their_messages() -> None:
     body = body_of((5, 0, 2, [b"a", b"bb"]), (7, 1, 1, [b"hidden", b"ccc", b"d"]))
     first, second = parse_ranges(body)
     assert (first.lane, first.first_version, first.last_version) == (3, 5, 6)
@@ -37,7 +37,7 @@ def test_every_part_is_a_multiple_of_eight_bytes() -> None:
 
 
 @given(st.lists(st.lists(st.binary(max_size=20), min_size=1, max_size=5), max_size=5))
-def test_whatever_is_put_in_comes_out(batches: list[list[bytes]]) -> None:
+def test_any_answer_is_decoded_as_it_was_encoded(batches: list[list[bytes]]) -> None:
     body = body_of(*[(1, 0, len(values), values) for values in batches])
     assert [[bytes(v) for v in Batch(found.record).values()] for found in parse_ranges(body)] == batches
 
@@ -53,7 +53,7 @@ def test_a_changed_byte_is_malformed_or_harmless(at: int, byte: int) -> None:
         pass
 
 
-def test_a_cut_answer_gives_what_is_whole_and_then_says_so() -> None:
+def test_a_truncated_answer_gives_its_whole_ranges_and_then_an_error() -> None:
     body = body_of((1, 0, 1, [b"a"]), (2, 0, 1, [b"b"]))
     for cut in (len(body) // 2 + 10, len(body) - 8):
         found = parse_ranges(body[:cut])
@@ -62,7 +62,7 @@ def test_a_cut_answer_gives_what_is_whole_and_then_says_so() -> None:
             next(found)
 
 
-def test_a_length_no_record_has_is_refused_before_it_is_believed() -> None:
+def test_an_impossible_record_length_is_refused_before_it_is_used() -> None:
     body = bytearray(body_of((1, 0, 1, [b"a"])))
     body[4:8] = (0xFFFFFFF8).to_bytes(4, "little")
     with pytest.raises(CountOverflow):
@@ -75,14 +75,14 @@ def test_messages_that_are_not_in_the_record_are_refused(offset: int, count: int
         next(parse_ranges(body_of((1, offset, count, [b"a", b"b"]))))
 
 
-def test_something_else_in_the_place_of_a_record_is_refused() -> None:
+def test_anything_but_a_record_is_refused() -> None:
     body = bytearray(body_of((1, 0, 1, [b"a"])))
     body[RANGE_HEAD_SIZE_BYTES] ^= 0xFF
     with pytest.raises(BadMagic):
         next(parse_ranges(body))
 
 
-def test_a_number_that_does_not_fit_is_misuse() -> None:
+def test_a_number_that_does_not_fit_is_refused() -> None:
     entry = unpack_entry(bytes(encode_batch([b"a"])))
     with pytest.raises(InvalidRequest):
         range_parts(entry, lane=-1, first_version=1, offset=0, count=1)

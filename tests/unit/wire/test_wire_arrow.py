@@ -68,12 +68,12 @@ def test_a_slice_of_an_arrow_batch_encodes_as_its_rows_would(messages: Messages,
     assert (batch.write_id, batch.created_ms, batch.count) == (b"w" * 16, 5, len(part["values"]))
 
 
-def test_a_merged_batch_reads_like_any_other() -> None:
+def test_a_merged_batch_is_read_like_any_other() -> None:
     record = merge([encode_batch([b"a"]), encode_batch([b"b", b"c"], write_id=b"w" * 16)])
     assert to_arrow(record)["value"].to_pylist() == [b"a", b"b", b"c"]
 
 
-def test_a_record_that_lost_its_end_is_not_pointed_at() -> None:
+def test_a_truncated_record_gives_no_arrow_view() -> None:
     record = encode_batch([b"value"] * 100)
     for size in (0, 79, 80, 100, 200, len(record) - 8):
         for look in (to_arrow, value_array):
@@ -130,6 +130,6 @@ def test_an_arrow_batch_is_encoded_as_a_client_encodes_it() -> None:
         (pa.array([bytes(MESSAGE_SIZE_BYTES_MAX)] * 9), TooLarge),
     ],
 )
-def test_what_is_no_batch_is_refused(data: Any, error: type[Exception]) -> None:
+def test_an_invalid_batch_is_refused(data: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         from_arrow(data)

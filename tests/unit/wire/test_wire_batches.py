@@ -20,7 +20,7 @@ Messages = dict[str, Any]
 
 
 def read(batch: Batch) -> Messages:
-    """What a batch holds, in the words `encode_batch` takes; absent columns as their empty value."""
+    """The contents of a batch as arguments of `encode_batch`; absent columns as their empty value."""
     times = batch.times()
     return {
         "values": [bytes(value) for value in batch.values()],
@@ -107,7 +107,7 @@ def test_merging_merged_batches_keeps_every_write() -> None:
     ],
     ids=["nothing", "two shapes", "compressed", "staged", "no message to carry the write id"],
 )
-def test_batches_that_do_not_belong_together_are_not_merged(records: list[bytearray]) -> None:
+def test_incompatible_batches_are_not_merged(records: list[bytearray]) -> None:
     with pytest.raises(InvalidRequest):
         merge(records)
 
@@ -132,7 +132,9 @@ def test_more_messages_than_a_batch_may_have_are_not_merged() -> None:
         ({"values": [bytes(MESSAGE_SIZE_BYTES_MAX)] * 8}, TooLarge),
     ],
 )
-def test_what_no_batch_can_hold_is_refused_at_the_client(arguments: Messages, error: type[Exception]) -> None:
+def test_messages_that_no_batch_can_hold_are_refused_by_the_encoder(
+    arguments: Messages, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         encode_batch(**arguments)
 
@@ -155,7 +157,7 @@ def test_a_message_outside_the_batch_is_an_index_error() -> None:
                 read_one(number)
 
 
-def test_header_names_that_are_no_utf8_come_back_as_they_were() -> None:
+def test_header_names_that_are_not_utf8_are_preserved() -> None:
     name = b"\xff\x80name".decode("utf-8", "surrogateescape")
     assert Batch(encode_batch([b"v"], headers=[[(name, b"1")]])).headers(0)[0][0] == name
 
@@ -184,7 +186,7 @@ print("passed")
 """
 
 
-def test_without_pyarrow_everything_works_but_compression_and_arrow_which_say_what_to_install() -> None:
+def test_without_pyarrow_only_compression_and_arrow_fail_and_say_what_to_install() -> None:
     compressed = encode_batch([b"a"] * 50, compression="zstd").hex()
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_PYARROW, compressed], capture_output=True, text=True, timeout=60, check=False

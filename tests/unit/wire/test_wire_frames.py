@@ -38,7 +38,7 @@ HELLO = Hello(b"c" * 16, b"p" * 16, 3, 17)
 
 @pytest.mark.parametrize("message", CLASSES, ids=lambda message: message.__name__)
 @given(data=st.data(), route=ROUTES)
-def test_every_message_comes_back_as_it_was(message: type, data: st.DataObject, route: int) -> None:
+def test_every_message_is_decoded_as_it_was_encoded(message: type, data: st.DataObject, route: int) -> None:
     sent = data.draw(message_of(message))
     frame = frame_of(route, sent)
     assert decode(frame) == (route, sent)
@@ -59,7 +59,7 @@ def test_a_hello_is_the_first_frame_and_only_the_first() -> None:
         decode_hello(frame_of(0, m.Claim(1)))
 
 
-def test_records_are_in_a_frame_as_they_are_and_can_be_passed_on() -> None:
+def test_records_are_embedded_unchanged_in_a_frame_and_can_be_passed_on() -> None:
     records = [pack_entry(entry) for entry in ENQUEUE.entries]
     frame = frame_of(5, ENQUEUE)
     assert raw_records(frame) == records
@@ -78,7 +78,7 @@ def test_large_batches_are_not_copied_on_the_way_out_or_in() -> None:
     assert message.entries[0].batch != entry.batch
 
 
-def test_what_is_too_large_for_a_frame_is_not_sent() -> None:
+def test_a_message_too_large_for_a_frame_is_not_sent() -> None:
     many = (m.Entry(1, 1, m.Kind.NOOP),) * (ENQUEUE_ENTRIES_MAX + 1)
     large = (m.Entry(1, 1, m.Kind.DATA, batch=bytes(BATCH_SIZE_BYTES_MAX)),) * (
         FRAME_SIZE_BYTES_MAX // BATCH_SIZE_BYTES_MAX
@@ -152,14 +152,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("frame", "error"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_a_frame_that_is_wrong_has_one_named_error(frame: bytes, error: type[Malformed]) -> None:
+def test_an_invalid_frame_has_one_named_error(frame: bytes, error: type[Malformed]) -> None:
     with pytest.raises(Malformed) as raised:
         decode(frame)
     assert type(raised.value) is error
 
 
 @pytest.mark.parametrize("frame", [CLAIM, FRAME, FORWARD, LANES, INSTALL])
-def test_every_single_flipped_bit_of_a_frame_is_found(frame: bytes) -> None:
+def test_every_flipped_bit_of_a_frame_is_detected(frame: bytes) -> None:
     for bit in range(8 * len(frame)):
         damaged = bytearray(frame)
         damaged[bit >> 3] ^= 1 << (bit & 7)
@@ -183,7 +183,7 @@ def test_signed_garbage_in_a_frame_is_malformed_and_nothing_else(
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_frame(garbage: bytes) -> None:
+def test_garbage_is_not_a_frame(garbage: bytes) -> None:
     for look in (decode, decode_hello, raw_records):
         with pytest.raises(Malformed):
             look(garbage)

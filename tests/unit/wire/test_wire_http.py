@@ -1,4 +1,4 @@
-"""The parser of answers: however bytes are cut it says the same, it agrees with another parser, and it has bounds."""
+"""The response parser: the same result however bytes are cut, and as another parser; all sizes are bounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSED = "refused"
 
 
 class Read:
-    """What a parser made of some bytes: answers as (status, body), and how it ended."""
+    """The result of parsing some bytes: answers as (status, body), and the final state."""
 
     def __init__(self, pieces: Iterable[bytes], *, bounds: Bounds = SMALL, to_head: Iterable[int] = ()) -> None:
         self.parser = AnswerParser(bounds)
@@ -110,7 +110,7 @@ streams = st.lists(whole, min_size=1, max_size=6)
 
 
 @given(answers=streams, data=st.data())
-def test_answers_come_in_order_however_the_bytes_are_cut(
+def test_answers_are_parsed_in_order_however_the_bytes_are_cut(
     answers: list[tuple[bytes, bytes]], data: st.DataObject
 ) -> None:
     stream = b"".join(raw for raw, _ in answers)
@@ -167,7 +167,7 @@ class Twin:
 
 
 @given(answers=streams)
-def test_a_second_parser_reads_the_same(answers: list[tuple[bytes, bytes]]) -> None:
+def test_a_second_parser_agrees(answers: list[tuple[bytes, bytes]]) -> None:
     stream = b"".join(raw for raw, _ in answers)
     twin, read = Twin(stream), Read([stream])
     assert not twin.refused
@@ -182,9 +182,7 @@ DAMAGES = [b"", b"\r", b"\n", b"\0", b" ", b":", b",", b"0", b"9", b"\t", b"A", 
 
 @settings(max_examples=400)
 @given(answers=streams.map(lambda found: [raw for raw, _ in found]) | unchunked, data=st.data())
-def test_whatever_is_damaged_is_refused_or_read_as_the_second_parser_reads_it(
-    answers: list[bytes], data: st.DataObject
-) -> None:
+def test_damaged_input_is_refused_or_parsed_as_by_the_second_parser(answers: list[bytes], data: st.DataObject) -> None:
     """One byte is replaced, put in or left out. This parser may be stricter, and must never find another answer."""
     stream = b"".join(answers)
     at = data.draw(st.integers(0, len(stream) - 1))
@@ -194,7 +192,7 @@ def test_whatever_is_damaged_is_refused_or_read_as_the_second_parser_reads_it(
     if read.refused or read.parser.closes:
         assert found == twin.found[: len(found)]
     elif twin.refused and b"chunked" in damaged.lower():
-        assert found[: len(twin.found)] == twin.found  # what stands behind a chunk's size means nothing here
+        assert found[: len(twin.found)] == twin.found  # chunk extensions are ignored here
     else:
         assert found == twin.found
 
@@ -202,13 +200,13 @@ def test_whatever_is_damaged_is_refused_or_read_as_the_second_parser_reads_it(
 @given(data=st.binary(max_size=300), places=st.lists(st.integers(0, 300), max_size=4))
 @example(data=b"\r\n\r\n", places=[1])
 @example(data=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\r\n", places=[47])
-def test_any_bytes_are_answers_or_refused_or_not_whole_yet(data: bytes, places: list[int]) -> None:
+def test_any_bytes_are_answers_refused_or_incomplete(data: bytes, places: list[int]) -> None:
     assert Read(cut(data, places)).seen == Read([data]).seen
     headed = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data
     assert Read(cut(headed, [47 + place for place in places])).seen == Read([headed]).seen
 
 
-# ------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------- refused input
 
 
 @pytest.mark.parametrize(
@@ -250,7 +248,7 @@ def test_any_bytes_are_answers_or_refused_or_not_whole_yet(data: bytes, places: 
         b"HTTP/1.1 204 No Content\r\nContent-Length: 1\r\nTransfer-Encoding: chunked",
     ],
 )
-def test_a_head_that_could_be_read_in_two_ways_is_refused(head: bytes) -> None:
+def test_an_ambiguous_head_is_refused(head: bytes) -> None:
     assert Read([head + b"\r\n\r\n1"]).seen == [REFUSED]
 
 
@@ -271,7 +269,7 @@ def test_a_head_that_could_be_read_in_two_ways_is_refused(head: bytes) -> None:
         b"0\r\n" + b"T: t\r\n" * 1_000,
     ],
 )
-def test_chunks_that_are_none_are_refused(body: bytes) -> None:
+def test_invalid_chunks_are_refused(body: bytes) -> None:
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body + b"\r\n"
     assert Read([data]).seen == [REFUSED]
     assert Read(data[at : at + 1] for at in range(len(data))).seen == [REFUSED]
@@ -294,7 +292,7 @@ def test_everything_has_a_bound(step: int) -> None:
 
 @pytest.mark.parametrize("more", [0, 1])
 @pytest.mark.parametrize("form", ["sized", "sized, last", "chunked", "until the end"])
-def test_of_a_body_that_is_too_long_the_head_is_known(form: str, more: int) -> None:
+def test_the_head_of_a_body_that_is_too_long_is_known(form: str, more: int) -> None:
     size = SMALL.body_size_bytes_max + more
     heads = {
         "sized": b"Content-Length: %d\r\n" % size,
@@ -312,13 +310,13 @@ def test_of_a_body_that_is_too_long_the_head_is_known(form: str, more: int) -> N
     assert (read.refused.headed.status, read.refused.headed.body) == (418, b"")
 
 
-def test_bytes_of_another_protocol_are_refused_before_a_head_is_whole() -> None:
+def test_bytes_of_another_protocol_are_refused_before_the_head_is_complete() -> None:
     assert Read([b"SSH-2.0-OpenSSH_9.2\r\n"]).seen == [REFUSED]
     assert Read([b"\x15\x03\x01\x00\x02"]).seen == [REFUSED]
     assert Read([b"HTTP/1"]).seen == []
 
 
-# ----------------------------------------------------------------------------------------------- what is known
+# ----------------------------------------------------------------------------------------------- partial answers
 
 
 @pytest.mark.parametrize(
@@ -334,7 +332,7 @@ def test_bytes_of_another_protocol_are_refused_before_a_head_is_whole() -> None:
     ],
 )
 @pytest.mark.parametrize("body", [b"", b"x" * 1_000])
-def test_a_connection_ends_with_the_answer_that_says_so_and_not_before(head: bytes, closes: bool, body: bytes) -> None:
+def test_a_connection_ends_only_with_an_answer_that_closes_it(head: bytes, closes: bool, body: bytes) -> None:
     data = head + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     early = Read([data[:-1]])
     assert not early.parser.closes
@@ -350,7 +348,7 @@ def test_answers_to_head_have_no_body() -> None:
     assert not read.parser.bodiless
 
 
-def test_values_are_told_as_they_were_sent_and_in_lower_case() -> None:
+def test_header_values_are_returned_as_sent_and_in_lower_case() -> None:
     (answer,) = Read(
         [b"HTTP/1.1 200 OK\r\nDtm-Result: SUCCESS \r\nX: y\r\nDTM-RESULT:Ongoing\r\nContent-Length:0\r\n\r\n"]
     ).answers
@@ -384,7 +382,7 @@ def test_a_request_is_bytes() -> None:
         ("GET", "/", {"A": "€"}),
     ],
 )
-def test_what_would_break_a_request_apart_is_not_sent(method: str, target: str, headers: dict[str, str]) -> None:
+def test_fields_that_would_corrupt_a_request_are_refused(method: str, target: str, headers: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):
         request_of(method, target, Address("h", 1), headers=headers)
 
@@ -397,11 +395,11 @@ def test_what_would_break_a_request_apart_is_not_sent(method: str, target: str, 
         ("http://[::1]:80/base/", (Address("::1", 80), "/base")),
     ],
 )
-def test_a_url_says_where_it_leads(url: str, expected: tuple[Address, str]) -> None:
+def test_a_url_is_split_into_host_port_and_path(url: str, expected: tuple[Address, str]) -> None:
     assert address_of(url) == expected
 
 
 @pytest.mark.parametrize("url", ["host:7400", "ftp://host", "http://", "http://host:x", "http://host:99999"])
-def test_what_is_no_url_is_an_invalid_request(url: str) -> None:
+def test_an_invalid_url_is_an_invalid_request(url: str) -> None:
     with pytest.raises(InvalidRequest):
         address_of(url)

@@ -130,7 +130,7 @@ BATCHES = [
 
 
 @pytest.mark.parametrize(("record", "error"), [case[1:] for case in RECORDS], ids=[case[0] for case in RECORDS])
-def test_a_record_that_is_wrong_has_one_named_error(record: bytes, error: type[Malformed]) -> None:
+def test_an_invalid_record_has_one_named_error(record: bytes, error: type[Malformed]) -> None:
     for look in (check, unpack_entry):
         with pytest.raises(Malformed) as raised:
             look(record)
@@ -138,7 +138,7 @@ def test_a_record_that_is_wrong_has_one_named_error(record: bytes, error: type[M
 
 
 @pytest.mark.parametrize(("record", "error"), [case[1:] for case in BATCHES], ids=[case[0] for case in BATCHES])
-def test_a_batch_that_is_wrong_inside_a_true_record_has_one_named_error(record: bytes, error: type[Malformed]) -> None:
+def test_an_invalid_batch_in_a_valid_record_has_one_named_error(record: bytes, error: type[Malformed]) -> None:
     unpack_entry(record)  # the record is sound, and a peer that only stores it does not look inside
     with pytest.raises(Malformed) as raised:
         check(record)
@@ -146,7 +146,7 @@ def test_a_batch_that_is_wrong_inside_a_true_record_has_one_named_error(record: 
 
 
 @pytest.mark.parametrize("record", [PLAIN, FULL, MERGED, COMMAND, encode_batch([b"a"] * 9, compression="zstd")])
-def test_every_single_flipped_bit_is_found(record: bytearray) -> None:
+def test_every_flipped_bit_is_detected(record: bytearray) -> None:
     for bit in range(8 * len(record)):
         damaged = bytearray(record)
         damaged[bit >> 3] ^= 1 << (bit & 7)
@@ -162,7 +162,7 @@ def test_every_truncation_is_too_short(record: bytearray) -> None:
             check(record[:size])
 
 
-def test_the_size_of_a_record_is_not_believed_without_its_checksum() -> None:
+def test_the_size_of_a_record_is_not_trusted_without_its_checksum() -> None:
     header = bytearray(PLAIN[:HEADER_SIZE_BYTES])
     pack_into("<I", header, 16, 1 << 20)
     with pytest.raises(BadChecksum):
@@ -185,7 +185,7 @@ def test_garbage_is_malformed_and_nothing_else(garbage: bytes) -> None:
 def test_signed_garbage_in_a_batch_is_malformed_and_nothing_else(
     garbage: bytes, count: int, record: bytearray, at: int
 ) -> None:
-    """With true checksums every check behind them is reached."""
+    """With correct checksums every later check is reached."""
     for body in (garbage, bytes(record[80:at]) + garbage, bytes(record[80:at]) + garbage + bytes(record[at:])):
         damaged = with_body(record, body)
         pack_into("<I", damaged, 28, count)

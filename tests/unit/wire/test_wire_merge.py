@@ -38,7 +38,7 @@ def entry(batch: bytes, count: int) -> Entry:
 
 @PROPERTY
 @given(st.lists(VALUES, min_size=1, max_size=8))
-def test_values_alone_merge_as_records_do(writes: list[list[bytes]]) -> None:
+def test_merging_values_gives_the_same_batch_as_merging_records(writes: list[list[bytes]]) -> None:
     parts = [(write_id(number), len(values), section(values)) for number, values in enumerate(writes)]
     merged = merge_sections(parts)
     records = [encode_batch(values, write_id=write_id(number)) for number, values in enumerate(writes)]
@@ -73,7 +73,7 @@ def test_each_write_is_found_in_the_index_with_its_messages() -> None:
     assert [bytes(value) for value in Batch(pack_entry(held)).values()] == [b"a", b"b", b"c", b""]
 
 
-def test_sections_may_be_views_of_the_memory_they_came_in() -> None:
+def test_sections_may_be_views_of_received_memory() -> None:
     plain = [(write_id(n), n, section([b"x" * n] * n)) for n in (1, 2, 3)]
     views = [(name, count, memoryview(part)) for name, count, part in plain]
     assert merge_sections(views) == merge_sections(plain)
@@ -82,7 +82,7 @@ def test_sections_may_be_views_of_the_memory_they_came_in() -> None:
     assert merged_writes(seen) == merged_writes(held)
 
 
-def test_the_shape_tells_which_sections_go_together() -> None:
+def test_the_shape_decides_which_sections_can_be_merged() -> None:
     assert mergeable_shape(section([b"a"]), count=1) == 0
     assert mergeable_shape(section([b"a"], keys=[b"k"]), count=1) == KEYS
     assert mergeable_shape(section([b"a"], headers=[[("n", b"v")]]), count=1) == HEADERS
@@ -104,11 +104,11 @@ def test_the_shape_tells_which_sections_go_together() -> None:
         ("key bytes without a key column", section([b"a"])[:16] + b"\1" + section([b"a"])[17:], 1),
     ],
 )
-def test_what_cannot_be_merged_is_said_so(what: str, batch: bytes, count: int) -> None:
+def test_batches_that_cannot_be_merged_are_reported(what: str, batch: bytes, count: int) -> None:
     assert mergeable_shape(batch, count=count) == -1, what
 
 
-def test_what_is_no_index_means_a_batch_of_one_write() -> None:
+def test_an_invalid_index_means_a_batch_of_one_write() -> None:
     merged = merge_sections([(write_id(1), 1, section([b"a"])), (write_id(2), 1, section([b"b"]))])
     too_many = merged[:8] + (1 << 20).to_bytes(4, "little") + merged[12:]
     assert merged_writes(entry(too_many, 2)) == []

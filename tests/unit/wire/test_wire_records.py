@@ -23,7 +23,7 @@ from avow.wire.messages import Entry, Kind
 
 
 @given(ENTRIES)
-def test_an_entry_comes_back_from_its_record_as_it_was(entry: Entry) -> None:
+def test_an_entry_is_unpacked_as_it_was_packed(entry: Entry) -> None:
     record = pack_entry(entry)
     assert unpack_entry(record) == entry
     assert unpack_entry(memoryview(record)) == entry
@@ -66,7 +66,7 @@ def test_the_batch_is_among_the_parts_uncopied() -> None:
     assert any(part is batch for part in entry_parts(Entry(1, 1, Kind.DATA, batch=batch)))
 
 
-def test_an_all_zero_write_id_is_not_an_absent_one() -> None:
+def test_an_all_zero_write_id_is_not_absent() -> None:
     assert unpack_entry(pack_entry(Entry(1, 1, Kind.DATA, write_id=bytes(16)))).write_id == bytes(16)
     assert unpack_entry(pack_entry(Entry(1, 1, Kind.DATA))).write_id == b""
 

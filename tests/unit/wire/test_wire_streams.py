@@ -1,4 +1,4 @@
-"""The decoder: how a stream was cut into pieces must not show in the frames it gives."""
+"""The decoder: its frames must not depend on how the stream was cut into pieces."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_buffer_interface_gives_the_same_frames(messages: list[m.Message], d
     assert decoder.statistics()["unfinished_bytes"] == 0
 
 
-def test_frames_stay_as_they_were_while_more_is_received() -> None:
+def test_frames_are_unchanged_while_more_bytes_are_received() -> None:
     decoder = Decoder(chunk_size_bytes=4096)
     sent = [frame_of(route, m.Stored(route, route)) for route in range(2_000)]
     kept = [frame for frame_bytes in sent for frame in decoder.receive(frame_bytes)]
@@ -56,7 +56,7 @@ def test_frames_stay_as_they_were_while_more_is_received() -> None:
     assert decoder.statistics()["chunks"] > 10
 
 
-def test_a_frame_larger_than_a_chunk_is_received_into_memory_of_its_own() -> None:
+def test_a_frame_larger_than_a_chunk_is_received_into_separate_memory() -> None:
     entry = m.Entry(1, 1, m.Kind.DATA, batch=bytes(100_000))
     large, small = frame_of(1, m.Forward(1, -1, entry)), frame_of(1, m.Claim(1))
     decoder = Decoder(chunk_size_bytes=1024)
@@ -66,7 +66,7 @@ def test_a_frame_larger_than_a_chunk_is_received_into_memory_of_its_own() -> Non
     assert decoder.statistics()["chunks"] <= 4
 
 
-def test_whole_frames_before_an_error_are_given_out_and_then_the_error_stays() -> None:
+def test_whole_frames_before_an_error_are_returned_and_then_the_error_persists() -> None:
     good = frame_of(1, m.Claim(1))
     decoder = Decoder()
     assert decoder.receive(good + b"not a frame at all") == [good]
@@ -85,7 +85,7 @@ def test_a_frame_that_would_exceed_the_limit_is_refused_at_its_first_bytes() -> 
 
 
 @given(st.binary(max_size=200).filter(lambda garbage: garbage[4:6] != b"Av"), st.integers(1, 50))
-def test_garbage_in_a_stream_is_malformed_as_soon_as_a_length_should_have_come(garbage: bytes, size: int) -> None:
+def test_garbage_in_a_stream_is_malformed_at_its_first_length_field(garbage: bytes, size: int) -> None:
     pieces = [garbage[at : at + size] for at in range(0, len(garbage), size)]
     decoder = Decoder(chunk_size_bytes=64)
     if len(garbage) < 12:
@@ -96,7 +96,7 @@ def test_garbage_in_a_stream_is_malformed_as_soon_as_a_length_should_have_come(g
 
 
 @given(st.binary(max_size=300), st.integers(1, 50))
-def test_a_stream_that_goes_wrong_later_is_malformed_and_nothing_else(garbage: bytes, size: int) -> None:
+def test_a_stream_that_breaks_later_is_malformed_and_nothing_else(garbage: bytes, size: int) -> None:
     stream = frame_of(1, m.Claim(1)) + garbage
     decoder = Decoder(chunk_size_bytes=64)
     frames = []

@@ -46,7 +46,7 @@ def test_as_many_writes_are_in_flight_as_the_window_allows() -> None:
 
 
 @pytest.mark.parametrize("step", [Step.ELSEWHERE, Step.UNCERTAIN])
-def test_behind_a_failed_write_nothing_is_sent_until_all_in_flight_is_answered_then_it_probes(step: Step) -> None:
+def test_after_a_failed_write_all_in_flight_is_awaited_before_a_probe(step: Step) -> None:
     writer: Writer[Request] = Writer(ORDERED)
     one, two, three, four = submitted(writer, *[inf] * 4)
     assert sent(writer, 1.0) == [1, 2, 3]
@@ -62,7 +62,7 @@ def test_behind_a_failed_write_nothing_is_sent_until_all_in_flight_is_answered_t
     assert not four.maybe
 
 
-def test_all_that_failed_is_sent_again_in_its_order_before_what_was_never_sent() -> None:
+def test_failed_writes_are_resent_in_order_before_unsent_ones() -> None:
     writer: Writer[Request] = Writer(ORDERED)
     writes = submitted(writer, *[inf] * 5)
     writer.drain(1.0)
@@ -73,7 +73,7 @@ def test_all_that_failed_is_sent_again_in_its_order_before_what_was_never_sent()
     assert sent(writer, 3.0) == [2, 3, 4]
 
 
-def test_pauses_grow_with_each_failed_round_and_begin_again_after_a_success() -> None:
+def test_pauses_grow_with_each_failed_round_and_are_reset_by_a_success() -> None:
     writer: Writer[Request] = Writer(ORDERED)
     (write,) = submitted(writer, inf)
     now, pauses = 1.0, []
@@ -132,7 +132,7 @@ def test_a_target_that_an_answer_named_is_asked_at_once_but_not_for_ever() -> No
 # ------------------------------------------------------------------ each by itself
 
 
-def test_without_order_each_write_is_repeated_by_itself_and_the_others_go_on() -> None:
+def test_without_order_each_write_is_retried_independently() -> None:
     writer: Writer[Request] = Writer(EACH)
     one, two, *_ = submitted(writer, *[inf] * 4)
     assert sent(writer, 1.0) == [1, 2, 3]
@@ -143,7 +143,7 @@ def test_without_order_each_write_is_repeated_by_itself_and_the_others_go_on() -
     assert (one.tries, one.maybe, one.sent_at) == (2, True, 1.0)
 
 
-def test_a_request_that_is_due_later_is_sent_then() -> None:
+def test_a_delayed_request_is_sent_when_it_is_due() -> None:
     writer: Writer[Request] = Writer(EACH)
     writer.submit(Request(due=5.0), 1.0)
     ready = writer.drain(1.0)
@@ -214,7 +214,7 @@ def test_a_lane_that_ended_without_the_write_sets_it_free() -> None:
 
 
 @pytest.mark.parametrize("settings", [ORDERED, EACH, LANES])
-def test_a_refusal_decides_and_after_an_attempt_without_an_answer_it_leaves_it_unknown(settings: Settings) -> None:
+def test_a_refusal_is_final_unless_an_earlier_attempt_got_no_answer(settings: Settings) -> None:
     writer: Writer[Request] = Writer(settings)
     writer.bind(7)
     one, two = submitted(writer, inf, inf)
@@ -229,7 +229,7 @@ def test_a_refusal_decides_and_after_an_attempt_without_an_answer_it_leaves_it_u
     assert writer.idle
 
 
-def test_what_is_definite_for_every_attempt_refuses_also_after_one_without_an_answer() -> None:
+def test_a_refusal_valid_for_every_attempt_is_final_even_after_a_lost_answer() -> None:
     writer: Writer[Request] = Writer(ORDERED)
     (write,) = submitted(writer, inf)
     writer.drain(1.0)
@@ -239,7 +239,7 @@ def test_what_is_definite_for_every_attempt_refuses_also_after_one_without_an_an
     assert verdicts(writer, 2.0) == [(1, Verdict.REFUSED)]
 
 
-def test_at_its_deadline_a_write_is_decided_wherever_it_is() -> None:
+def test_at_its_deadline_a_write_is_decided_in_any_state() -> None:
     writer: Writer[Request] = Writer(ORDERED)
     one, two, three, *_ = submitted(writer, *[10.0] * 4)
     assert sent(writer, 1.0) == [1, 2, 3]
@@ -285,7 +285,7 @@ def test_an_attempt_that_is_always_answered_is_waited_for_beyond_the_deadline() 
     assert verdicts(writer, 21.0) == [(1, Verdict.REFUSED)]
 
 
-def test_patience_begins_with_the_first_failed_attempt() -> None:
+def test_the_timeout_starts_with_the_first_failed_attempt() -> None:
     writer: Writer[Request] = Writer(Settings(window=1, pauses=PAUSES, patience_s=2.0))
     (write,) = submitted(writer, inf)
     writer.drain(1.0)
@@ -297,7 +297,7 @@ def test_patience_begins_with_the_first_failed_attempt() -> None:
     assert verdicts(writer, 52.0) == [(1, Verdict.REFUSED)]
 
 
-def test_patience_that_ends_within_a_pause_ends_it() -> None:
+def test_a_timeout_within_a_pause_ends_it() -> None:
     writer: Writer[Request] = Writer(Settings(window=1, pauses=PAUSES, patience_s=0.5))
     (write,) = submitted(writer, inf)
     writer.drain(1.0)
@@ -307,7 +307,7 @@ def test_patience_that_ends_within_a_pause_ends_it() -> None:
     assert verdicts(writer, 50.5) == [(1, Verdict.UNKNOWN)]
 
 
-def test_whoever_closes_hears_of_all_that_is_left() -> None:
+def test_closing_reports_all_remaining_writes() -> None:
     writer: Writer[Request] = Writer(Settings(window=1, pauses=PAUSES))
     submitted(writer, inf, inf)
     writer.drain(1.0)
@@ -315,7 +315,7 @@ def test_whoever_closes_hears_of_all_that_is_left() -> None:
     assert dict(verdicts(writer, 1.0)) == {1: Verdict.UNKNOWN, 2: Verdict.REFUSED}
 
 
-def test_what_waits_can_be_refused_and_what_is_in_flight_goes_on() -> None:
+def test_waiting_writes_can_be_refused_while_those_in_flight_continue() -> None:
     writer: Writer[Request] = Writer(Settings(window=1, pauses=PAUSES))
     one, two = submitted(writer, inf, inf)
     writer.drain(1.0)
@@ -327,7 +327,7 @@ def test_what_waits_can_be_refused_and_what_is_in_flight_goes_on() -> None:
 
 
 @pytest.mark.parametrize("settings", [ORDERED, EACH])
-def test_nobody_is_told_of_a_write_that_was_forgotten(settings: Settings) -> None:
+def test_a_forgotten_write_is_not_reported(settings: Settings) -> None:
     writer: Writer[Request] = Writer(settings)
     writes = submitted(writer, *[inf] * 4)
     assert sent(writer, 1.0) == [1, 2, 3]
@@ -366,7 +366,7 @@ def test_an_answer_without_an_attempt_changes_nothing() -> None:
         (InvalidRequest("m"), Step.REFUSED),
     ],
 )
-def test_the_class_of_an_error_says_what_it_means(error: AvowError, step: Step) -> None:
+def test_the_class_of_an_error_decides_the_step(error: AvowError, step: Step) -> None:
     assert step_of(error) is step
 
 

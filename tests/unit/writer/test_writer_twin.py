@@ -22,7 +22,7 @@ ENDED_FOR_GOOD: Final = 1_000.0  # virtual seconds after which a run must be ove
 
 
 class History:
-    """What happened to one write: (time, "sent" or the step that was answered)."""
+    """Events of one write: (time, "sent" or the step that was answered)."""
 
     def __init__(self, write: Request) -> None:
         self.write = write
@@ -53,7 +53,7 @@ def judged(history: History, *, in_lanes: bool) -> Verdict:
 
 class World:
     """In order: a connection processes attempts in the order they were sent, at its own speed. A peer that refuses one
-    refuses all that were sent before it said so; what is sent later it may take."""
+    refuses all writes sent before its refusal and may accept later ones."""
 
     def __init__(self, settings: Settings, seed: int) -> None:
         self.settings, self.rng, self.now = settings, Random(seed), 1.0
@@ -165,21 +165,21 @@ def check(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(150))
 @pytest.mark.parametrize("window", [1, 4])
-def test_in_order_writes_take_effect_once_and_in_their_order(window: int, seed: int) -> None:
+def test_ordered_writes_take_effect_once_and_in_order(window: int, seed: int) -> None:
     world = World(Settings(window=window, pauses=PAUSES, ordered=True), seed)
     world.run(40)
     check(world)
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_each_by_itself_writes_are_decided_once_by_their_deadline(seed: int) -> None:
+def test_unordered_writes_are_decided_once_by_their_deadline(seed: int) -> None:
     world = World(Settings(window=4, pauses=PAUSES), seed)
     world.run(40)
     check(world)
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_in_lanes_no_write_is_ever_in_two_of_them(seed: int) -> None:
+def test_no_write_is_ever_in_two_lanes(seed: int) -> None:
     world = World(Settings(window=4, pauses=PAUSES, in_lanes=True), seed)
     world.run(40)
     check(world)

@@ -8,7 +8,7 @@ import { follow } from "./live.js";
 import { plot } from "./plot.js";
 
 const QUEUE = "avow.pipelines", SPAN_MS = 15 * 60e3, BEFORE = 4000, POINTS_MAX = 1200, SILENT_MS = 10000, TABLE_MAX = 30;
-const TONES = { running: "good", starting: "", done: "good", stopped: "warn", failed: "bad", died: "bad" };
+const TONES = { running: "good", starting: "", done: "good", stopped: "warn", failed: "bad", crashed: "bad" };
 const view = { reports: new Map(), live: null, tools: null, timer: 0 };
 
 const page = { every_ms: 2000, load, enter, leave };
@@ -53,10 +53,10 @@ function take({ value }) {
 	view.reports.set(report.name, known.slice(-POINTS_MAX));
 }
 
-// A pipeline that was running and has not reported for SILENT_MS has died.
+// A pipeline that was running and has not reported for SILENT_MS is shown as crashed.
 function state_of(report) {
 	const silent = Date.now() - report.at_s * 1000 > SILENT_MS;
-	return silent && ["running", "starting"].includes(report.state) ? "died" : report.state;
+	return silent && ["running", "starting"].includes(report.state) ? "crashed" : report.state;
 }
 
 const state_badge = (report) => badge(state_of(report), TONES[state_of(report)] ?? "");

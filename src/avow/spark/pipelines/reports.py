@@ -12,7 +12,7 @@ latest one. If sending fails, a warning is logged once and sending is retried la
 `LAST_REPORT_S`. A report whose outcome is unknown may be stored twice; `at_s` identifies the repetition.
 
 A process that is killed reports nothing. A pipeline that was running and has not reported for `SILENT_S` is therefore
-listed as died. The queue removes reports after a day; a pipeline without reports is not listed.
+listed as crashed. The queue removes reports after a day; a pipeline without reports is not listed.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class Reporter:
                 await self._send_pending()
 
     def _repeat(self) -> None:
-        """Repeat the last report, so that a run without news (Java starts, a job takes long) is not listed as died."""
+        """Repeat the last report, so that a run without news (Java starts, a job takes long) is not listed as
+        crashed."""
         last = self._last
         if not self._pending and last is not None and last.state in ALIVE and not self._closing:
             self._pending.append(replace(last, at_s=time.time()))
@@ -222,13 +223,13 @@ def read_reports(client: BlockingClient, queue: str = PIPELINES_QUEUE) -> list[R
             found |= {message.key or b"": message.value for message in batch.messages()}
     except UnknownQueue:
         return []
-    return marked_died(_decoded(found.values()), now_s=time.time())
+    return marked_crashed(_decoded(found.values()), now_s=time.time())
 
 
-def marked_died(reports: Iterable[Report], *, now_s: float) -> list[Report]:
-    """Sorted by name; pipelines that were running and have been silent too long have the state "died". Pure."""
+def marked_crashed(reports: Iterable[Report], *, now_s: float) -> list[Report]:
+    """Sorted by name; pipelines that were running and have been silent too long have the state "crashed". Pure."""
     silent = [
-        replace(one, state="died") if one.state in ALIVE and now_s - one.at_s > SILENT_S else one for one in reports
+        replace(one, state="crashed") if one.state in ALIVE and now_s - one.at_s > SILENT_S else one for one in reports
     ]
     return sorted(silent, key=lambda one: one.name)
 

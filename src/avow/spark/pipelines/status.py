@@ -38,7 +38,8 @@ QUERY: Final = "query"
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """`state`: never, starting, running, done, stopped, failed, or died (the last run ended without a status).
+    """`state`: never, starting, running, done, stopped, failed, or crashed (the last run ended without reporting
+    a status).
 
     `counts` are those of the last run, `rows_before` the rows of earlier runs. Times are seconds since 1970.
     """
@@ -65,13 +66,13 @@ def query_folder(checkpoint: str) -> str:
 
 
 def read_status(checkpoint: str, *, name: str, kind: str) -> Status:
-    """The present status. A run that is "running" in the file but holds no lock has the state "died"."""
+    """The present status. A run that is "running" in the file but holds no lock has the state "crashed"."""
     try:
         found = msgspec.json.decode((Path(checkpoint) / STATUS).read_bytes(), type=Status)
     except (OSError, msgspec.DecodeError):
         return Status(name=name, kind=kind)
     if found.state in ("starting", "running") and not is_locked(checkpoint):
-        return msgspec.structs.replace(found, state="died")
+        return msgspec.structs.replace(found, state="crashed")
     return found
 
 

@@ -110,7 +110,7 @@ class ChainCampaign:
 
     def _enter(self, phase: str, victim: str = "") -> None:
         self._phase, self._victim = phase, victim
-        self._counts = (len(self.chain.load.told), self.chain.messages(), self.chain.rows())
+        self._counts = (len(self.chain.load.answers), self.chain.messages(), self.chain.rows())
 
     def start(self) -> None:
         self.chain.start()
@@ -155,7 +155,7 @@ class ChainCampaign:
         if self._audit == chain.audit:
             chain.driver.kill()  # its memory is the audit's
         report = self._audit(chain.spec())
-        told = chain.load.told
+        answers = chain.load.answers
         return Verdict(
             seed=options.seed,
             database=options.database,
@@ -163,24 +163,24 @@ class ChainCampaign:
             master=options.master,
             duration_s=time.monotonic() - self._began,
             faults=dict(self._done),
-            told_committed=sum(told.values()),
-            told_rolled_back=len(told) - sum(told.values()),
+            told_committed=sum(answers.values()),
+            told_rolled_back=len(answers) - sum(answers.values()),
             repeated=chain.load.repeated,
             committed=report.rows("business") or 0,
             messages=report.rows("queue") or 0,
             rows=report.rows("table") or 0,
             batches=chain.batches(),
             report=report,
-            misreported=misreported(told, set(chain.committed())),
+            misreported=misreported(answers, set(chain.committed())),
             planted=planted,
             stuck=self._stuck,
         )
 
 
-def misreported(told: dict[str, bool], committed: set[str]) -> list[str]:
+def misreported(answers: dict[str, bool], committed: set[str]) -> list[str]:
     wrong = [
-        f"{order}: told {'committed' if said else 'rolled back'}, and it is {'not' if said else 'committed'}"
-        for order, said in told.items()
-        if said != (order in committed)
+        f"{order}: told {'committed' if claimed else 'rolled back'}, and it is {'not' if claimed else 'committed'}"
+        for order, claimed in answers.items()
+        if claimed != (order in committed)
     ]
     return sorted(wrong)[:MISREPORTED_SHOWN]

@@ -47,7 +47,7 @@ class Load:
         self._stop, self._closed = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(customers, thread_name_prefix="avow-customer")
         self._customers: list[Future[None]] = []
-        self.told: dict[str, bool] = {}  # by id: committed, or rolled back
+        self.answers: dict[str, bool] = {}  # by id: committed, or rolled back
         self.repeated = 0
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class Load:
         while not self._stop.is_set() and next(self._left, None) is not None:
             number += 1
             order = Order(f"o-{self._seed}-{customer}-{number}", draw.randint(1, 99), draw.randrange(UNPAID) > 0)
-            self.told[order.id] = self._order(order)
+            self.answers[order.id] = self._order(order)
             self._stop.wait(self._think_s)
 
     def _order(self, order: Order) -> bool:
@@ -90,7 +90,7 @@ class Load:
                 return committed
             self.repeated += 1
             self._closed.wait(self._retry_s)
-        raise Offline(f"order {order.id} was not answered within {ORDER_TIMEOUT_S:g} s; {self._shop.last_words()}")
+        raise Offline(f"order {order.id} was not answered within {ORDER_TIMEOUT_S:g} s; {self._shop.log_tail()}")
 
     def _ask(self, order: Order) -> bool | None:
         with BlockingConnection(Address("127.0.0.1", self._shop.port)) as connection:

@@ -62,8 +62,8 @@ class Shop:
         if parts.path == "/orders" and method == "POST":
             return 200, msgspec.json.encode({"committed": self.order(_ORDER.decode(body))})
         if parts.path == "/checkback" and method == "GET":
-            said = answer(dict(parse_qsl(parts.query)), self._database.check_back)
-            return said.status, said.body
+            result = answer(dict(parse_qsl(parts.query)), self._database.check_back)
+            return result.status, result.body
         return 404, b""
 
     def order(self, order: Order) -> bool | None:

@@ -134,8 +134,8 @@ class ForkServer:
         return answer.value
 
     def _ended(self) -> Offline:
-        said = self._log.read_text(errors="replace")[-1000:] if self._log and self._log.exists() else ""
-        logged = f"; its log ends with: {said.strip() or '(nothing)'}" if self._log else ""
+        tail = self._log.read_text(errors="replace")[-1000:] if self._log and self._log.exists() else ""
+        logged = f"; its log ends with: {tail.strip() or '(nothing)'}" if self._log else ""
         return Offline(f"the fork server ended, and its programs with it{logged}")
 
 

@@ -50,15 +50,15 @@ def _handler_of(responder: Responder) -> type[BaseHTTPRequestHandler]:
         def respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             try:
-                status, said = responder.respond(self.command, self.path, body)
+                status, answer = responder.respond(self.command, self.path, body)
             except Exception as error:  # the request's boundary
-                status, said = 500, f"{type(error).__name__}: {error}".encode()
-                sys.stderr.write(f"{self.path}: {said.decode()}\n")
+                status, answer = 500, f"{type(error).__name__}: {error}".encode()
+                sys.stderr.write(f"{self.path}: {answer.decode()}\n")
             self.send_response(status)
-            for name, value in {**HEADERS, "content-length": str(len(said))}.items():
+            for name, value in {**HEADERS, "content-length": str(len(answer))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(answer)
 
         do_GET = do_POST = respond
 

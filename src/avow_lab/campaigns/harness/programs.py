@@ -37,7 +37,7 @@ class Program:
         self.name, self._command, self._folder, self._fork_server = name, tuple(command), folder, fork_server
         self.log = folder / f"{name}.log"
         self.port = 0
-        self.said: dict[str, Any] = {}
+        self.report: dict[str, Any] = {}
         self._process: Child | None = None
 
     @property
@@ -61,14 +61,14 @@ class Program:
     def launch(self, *flags: str, environment: Mapping[str, str] | None = None) -> None:
         """Start without waiting."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.said = {}
+        self.report = {}
         self._process = self._spawn(flags, {**os.environ, **(environment or {})})
 
     def wait_serving(self) -> None:
-        wait_until(self._has_reported, timeout_s=START_S, what=self.last_words)
-        if not self.said:
-            raise Offline(f"{self.name} ended with exit code {self.exit_code}; {self.last_words()}")
-        self.port = int(str(self.said["url"]).rpartition(":")[2])
+        wait_until(self._has_reported, timeout_s=START_S, what=self.log_tail)
+        if not self.report:
+            raise Offline(f"{self.name} ended with exit code {self.exit_code}; {self.log_tail()}")
+        self.port = int(str(self.report["url"]).rpartition(":")[2])
 
     @property
     def exit_code(self) -> int | None:
@@ -89,7 +89,7 @@ class Program:
                 self._process.send_signal(signal.SIGKILL)
             self._process.wait(STOP_S)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return f"the log of {self.name} ends with: {' | '.join(lines[-_LOG_TAIL_LINES:]) or '(nothing)'}"
 
@@ -113,6 +113,6 @@ class Program:
     def _has_reported(self) -> bool:
         for line in self._out.read_bytes().split(b"\n")[:-1]:
             with contextlib.suppress(msgspec.DecodeError):
-                self.said = msgspec.json.decode(line, type=dict[str, Any])
+                self.report = msgspec.json.decode(line, type=dict[str, Any])
                 return True
         return not self.alive

@@ -38,7 +38,7 @@ class SparkDriver(Program):
     def check_running(self) -> None:
         """Raises Offline when it has ended. No fault ends it without being waited for."""
         if not self.alive:
-            raise Offline(f"the driver ended with exit code {self.exit_code}; {self.last_words()}")
+            raise Offline(f"the driver ended with exit code {self.exit_code}; {self.log_tail()}")
 
     def wait(self, condition: Callable[[], bool], *, timeout_s: float) -> None:
         """Raises Offline when the driver ends meanwhile."""
@@ -47,7 +47,7 @@ class SparkDriver(Program):
             self.check_running()
             return condition()
 
-        wait_until(reached, timeout_s=timeout_s, what=self.last_words)
+        wait_until(reached, timeout_s=timeout_s, what=self.log_tail)
 
 
 def last_batch(folder: Path) -> int:

@@ -186,11 +186,11 @@ class Session:
 
     async def _record_cursor(self, op: Op, answer: Awaitable[SubscriberInfo | dict[int, int]]) -> None:
         try:
-            told = await answer
+            answered = await answer
         except AvowError as error:
             self._end(op, error)
             return
-        versions = told if isinstance(told, dict) else told.versions
+        versions = answered if isinstance(answered, dict) else answered.versions
         self._moved = True
         self._history.end(op, Outcome.DONE, spans=[(lane, 0, version) for lane, version in versions.items()])
 

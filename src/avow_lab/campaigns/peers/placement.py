@@ -44,11 +44,11 @@ class Effect(NamedTuple):
 class Floor:
     """The highest version that had been acknowledged before a given time."""
 
-    def __init__(self, told: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, acknowledged: Sequence[tuple[int, int]]) -> None:
         self._times: list[int] = []
         self._highest: list[int] = []
         highest = 0
-        for time_ns, version in sorted(told):
+        for time_ns, version in sorted(acknowledged):
             highest = max(highest, version)
             self._times.append(time_ns)
             self._highest.append(highest)

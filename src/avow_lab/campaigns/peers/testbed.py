@@ -217,7 +217,7 @@ class Testbed:
         deadline = time.monotonic() + REFUSAL_S
         while time.monotonic() < deadline:
             if not self.cluster.process(number).alive:
-                return f"its process ended: {self.cluster.process(number).last_words()}"
+                return f"its process ended: {self.cluster.process(number).log_tail()}"
             if self.cluster.ready(number):
                 return ""
             time.sleep(0.1)

@@ -67,7 +67,7 @@ class Verdict(Struct):
     points: dict[str, int]  # runs with a kill, by crash point
     not_reached: int  # runs whose pledge ended before it reached its crash point
     combinations: int  # of store, database, point and victim in which a kill happened
-    told: dict[str, int]  # callers by the outcome they got; empty: their service was killed
+    told: dict[str, int]  # number of callers by the answer they got; empty: their service was killed
     cells: list[Cell]
     checked: dict[str, int]
     violations: dict[str, int]
@@ -186,7 +186,7 @@ class PledgeCampaign:
             points=dict(sorted(points.items())),
             not_reached=sum(testbed.not_reached for testbed in testbeds),
             combinations=sum(len(testbed.reached) for testbed in testbeds),
-            told=dict(Counter(pledge.said for pledge in made).most_common()),
+            told=dict(Counter(pledge.answer for pledge in made).most_common()),
             cells=cells,
             checked=dict.fromkeys(ANOMALIES, len(made)),
             violations=dict(Counter(str(one.anomaly) for one in self._found)),

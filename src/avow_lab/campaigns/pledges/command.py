@@ -44,13 +44,13 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(table_of(["store", "database"], counted, rows))
     console.print(checks_table(verdict.checked, verdict.violations))
     points = ", ".join(f"{point} {count:,}" for point, count in sorted(verdict.points.items()))
-    told = ", ".join(f"{said or 'nothing'} {count:,}" for said, count in verdict.told.items())
+    answers = ", ".join(f"{answer or 'nothing'} {count:,}" for answer, count in verdict.told.items())
     possible = len(verdict.cells) * len(POINTS) * len(VICTIMS)
     say(
         console,
         f"runs by the step at which a process was killed: {points}",
         f"combinations of store, database, step and victim: {verdict.combinations:,} of {possible:,}",
-        f"callers were told: {told}",
+        f"callers were told: {answers}",
     )
     if verdict.not_reached:
         say(console, f"ended before the step was reached: {verdict.not_reached:,} runs")

@@ -24,9 +24,9 @@ Anomaly: TypeAlias = Literal["lost", "duplicated", "phantom", "misreported", "la
 ANOMALIES: Final[tuple[Anomaly, ...]] = Anomaly.__args__  # type: ignore[attr-defined]
 MESSAGE: Final = "03"  # the branch that is a message of a queue
 
-_SAID_COMMITTED: Final = frozenset({"Delivered", "CommittedPending", "Stopped"})
-_SAID_ROLLED_BACK: Final = frozenset({"RolledBack"})
-_SAID_UNKNOWN: Final = frozenset({"", "OutcomeUnknown", "raised UNKNOWN", "raised OFFLINE", "raised BUSY"})
+_ANSWER_COMMITTED: Final = frozenset({"Delivered", "CommittedPending", "Stopped"})
+_ANSWER_ROLLED_BACK: Final = frozenset({"RolledBack"})
+_ANSWER_UNKNOWN: Final = frozenset({"", "OutcomeUnknown", "raised UNKNOWN", "raised OFFLINE", "raised BUSY"})
 
 
 class Made(Struct, frozen=True):
@@ -34,7 +34,7 @@ class Made(Struct, frozen=True):
 
     gid: str
     commit: bool
-    said: str
+    answer: str
     run: str
 
 
@@ -60,12 +60,12 @@ def judge(made: Made, evidence: Evidence) -> list[Found]:
     found: list[tuple[Anomaly, str]] = []
     if committed > 1:
         found.append(("duplicated", f"its own work was committed {committed} times"))
-    if committed and (made.said in _SAID_ROLLED_BACK or not made.commit):
-        found.append(("misreported", f"committed, meant to be: {made.commit}, caller told: {made.said or 'nothing'}"))
-    if not committed and made.said in _SAID_COMMITTED:
-        found.append(("misreported", f"not committed, caller told: {made.said}"))
-    if made.said not in _SAID_COMMITTED | _SAID_ROLLED_BACK | _SAID_UNKNOWN:
-        found.append(("misreported", f"refused, and no crash explains it: {made.said}"))
+    if committed and (made.answer in _ANSWER_ROLLED_BACK or not made.commit):
+        found.append(("misreported", f"committed, meant to be: {made.commit}, caller told: {made.answer or 'nothing'}"))
+    if not committed and made.answer in _ANSWER_COMMITTED:
+        found.append(("misreported", f"not committed, caller told: {made.answer}"))
+    if made.answer not in _ANSWER_COMMITTED | _ANSWER_ROLLED_BACK | _ANSWER_UNKNOWN:
+        found.append(("misreported", f"refused, and no crash explains it: {made.answer}"))
     if gid in evidence.late:
         found.append(("late", evidence.late[gid]))
     if gid in evidence.undecided:

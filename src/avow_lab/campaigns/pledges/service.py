@@ -116,9 +116,9 @@ class Service:
 
     def _checkback(self, query: Mapping[str, str]) -> tuple[int, bytes]:
         self._crashes.at("checkback-called", query["gid"])
-        said = answer(query, self._database.check_back)
+        result = answer(query, self._database.check_back)
         self._crashes.at("checkback-answered", query["gid"])
-        return said.status, said.body
+        return result.status, result.body
 
 
 def flags() -> argparse.ArgumentParser:

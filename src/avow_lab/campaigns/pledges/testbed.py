@@ -98,9 +98,11 @@ class Testbed:
             time.sleep(run.delay_s)
             self._kill(plan.victims)
         self._revive(run, peer)
-        said = [answer.result(ANSWER_S) for answer in answers]
+        outcomes = [answer.result(ANSWER_S) for answer in answers]
         self._wait_decided(order.gid for order in orders)
-        self.made += [Made(order.gid, order.commit, told, run.name) for order, told in zip(orders, said, strict=True)]
+        self.made += [
+            Made(order.gid, order.commit, outcome, run.name) for order, outcome in zip(orders, outcomes, strict=True)
+        ]
 
     def _next_peer(self) -> int:
         """The peer that may be killed as the coordinator: all of them in turn."""
@@ -198,4 +200,4 @@ class Testbed:
 
     def logs(self) -> str:
         service = getattr(self, "_service", None)
-        return service.last_words() if service else ""
+        return service.log_tail() if service else ""

@@ -74,7 +74,7 @@ def _wait_ended(program: SparkDriver) -> None:
         return not any(os.path.exists(f"/proc/{pid}") for pid in below)
 
     try:
-        wait_until(ended, timeout_s=ARCHIVED_S, what=program.last_words)
+        wait_until(ended, timeout_s=ARCHIVED_S, what=program.log_tail)
     finally:
         processes.kill(*below)
 
@@ -126,14 +126,14 @@ class Verdict(Struct):
     duration_s: float
     rows: int
     runs: list[Run]
-    books: dict[str, RowCounts]
+    counts: dict[str, RowCounts]
     batches: dict[str, int]
     speculated: int
     folder: str = ""
 
     @property
     def clean(self) -> bool:
-        return all(counts.clean for counts in self.books.values())
+        return all(target.clean for target in self.counts.values())
 
 
 class SparkCampaign:
@@ -199,7 +199,7 @@ class SparkCampaign:
             duration_s=time.monotonic() - self._began,
             rows=len(rows),
             runs=self._runs,
-            books={name: count_rows(rows, self._found(name)) for name in TARGETS},
+            counts={name: count_rows(rows, self._found(name)) for name in TARGETS},
             batches={name: sum(testbed.watches[name].done + 1 for testbed in self._testbeds) for name in TARGETS},
             speculated=sum(speculated(testbed.folder / EVENTS) for testbed in self._testbeds),
         )

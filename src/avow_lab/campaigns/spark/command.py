@@ -32,13 +32,13 @@ def headline(options: Options) -> str:
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
-    hits = [Counter(run.hit.get(name, "idle") for run in verdict.runs) for name in verdict.books]
+    hits = [Counter(run.hit.get(name, "idle") for run in verdict.runs) for name in verdict.counts]
     steps = [(step, *(str(counts[step]) for counts in hits)) for step in STEPS]
-    console.print(table_of(["hit while"], [f"to a {name}" for name in verdict.books], steps))
-    wrong = {name: {kind: getattr(counts, kind) for kind in KINDS} for name, counts in verdict.books.items()}
+    console.print(table_of(["hit while"], [f"to a {name}" for name in verdict.counts], steps))
+    wrong = {name: {kind: getattr(counts, kind) for kind in KINDS} for name, counts in verdict.counts.items()}
     targets = [
         (name, f"{counts.rows:,}", *(found_count(len(ids)) for ids in wrong[name].values()))
-        for name, counts in verdict.books.items()
+        for name, counts in verdict.counts.items()
     ]
     console.print(table_of(["target"], ["rows", *KINDS], targets))
     workers = sum(run.kill.victim == "worker" for run in verdict.runs)

@@ -1,4 +1,4 @@
-"""Who is killed, and what a verdict is made of. No process is started."""
+"""The plan of kills, and the parts of a verdict. No process is started."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def test_a_seed_decides_the_faults() -> None:
     assert draw_faults(30, seed=7) != draw_faults(30, seed=8)
 
 
-def test_the_first_four_are_one_of_each_and_drivers_are_rare() -> None:
+def test_the_first_four_faults_differ_and_driver_kills_are_rare() -> None:
     for seed in range(20):
         victims = [fault.victim for fault in draw_faults(100, seed=seed)]
         assert set(victims[:4]) == set(VICTIMS)
         assert 12 <= Counter(victims)["driver"] <= 14
 
 
-def test_what_customers_were_told_is_held_against_the_database() -> None:
-    told = {"a": True, "b": True, "c": False, "d": False}
-    assert misreported(told, {"a", "d"}) == [
+def test_answers_to_customers_are_compared_with_the_database() -> None:
+    answers = {"a": True, "b": True, "c": False, "d": False}
+    assert misreported(answers, {"a", "d"}) == [
         "b: told committed, and it is not",
         "d: told rolled back, and it is committed",
     ]
-    assert misreported(told, {"a", "b", "unheard"}) == []
+    assert misreported(answers, {"a", "b", "unheard"}) == []
 
 
-def test_a_planted_error_is_found_if_it_is_named_and_nothing_else_is() -> None:
+def test_a_planted_error_counts_as_found_only_if_exactly_it_is_named() -> None:
     lost, orphan = Planted("lost", "table", "o-1"), Planted("orphaned", "queue", "o-2")
     first = Finding("lost", "table", "in the queue, not in the table", 1, ("o-1",))
     second = Finding("orphaned", "queue", "in the queue, without a business row", 1, ("o-2",))

@@ -1,4 +1,4 @@
-"""What `avow prove --chain` prints of a verdict. No process is started."""
+"""Output of `avow prove --chain` for a verdict. No process is started."""
 
 from __future__ import annotations
 
@@ -46,24 +46,26 @@ def printed(made: Verdict) -> str:
     return captured.get()
 
 
-def test_a_clean_verdict_says_that_orders_are_messages_are_rows() -> None:
+def test_a_clean_verdict_says_that_orders_messages_and_rows_agree() -> None:
     assert verdict().clean
-    said = printed(verdict())
-    assert "All promises held. 1,200 orders committed = 1,200 messages = 1,200 rows; 4 faults in 61 s (seed 7)" in said
-    assert "killed with -9: driver 1, service 3" in said
-    assert "rolled back 100; 5 requests had to be repeated" in said
+    output = printed(verdict())
+    assert (
+        "All promises held. 1,200 orders committed = 1,200 messages = 1,200 rows; 4 faults in 61 s (seed 7)" in output
+    )
+    assert "killed with -9: driver 1, service 3" in output
+    assert "rolled back 100; 5 requests had to be repeated" in output
 
 
-def test_a_finding_breaks_it_and_is_named() -> None:
+def test_a_finding_makes_the_verdict_unclean_and_is_named() -> None:
     broken = verdict(LOST, rows=1_199, folder="/somewhere")
     assert not broken.clean
-    said = printed(broken)
-    assert "lost: in the queue, not in the table: o-1" in said
-    assert "Broken: 1,200 orders committed, 1,200 messages, 1,199 rows" in said
+    output = printed(broken)
+    assert "lost: in the queue, not in the table: o-1" in output
+    assert "Broken: 1,200 orders committed, 1,200 messages, 1,199 rows" in output
 
 
 @pytest.mark.parametrize("trouble", [{"misreported": ["o-2: told committed, and it is not"]}, {"stuck": "no driver"}])
-def test_what_customers_were_told_and_what_did_not_come_back_break_it(trouble: dict[str, Any]) -> None:
+def test_wrong_answers_and_missing_restarts_make_the_verdict_unclean(trouble: dict[str, Any]) -> None:
     broken = verdict(**trouble)
     assert not broken.clean
     assert "Broken:" in printed(broken)
@@ -87,7 +89,7 @@ def test_progress_is_one_line() -> None:
     )
 
 
-def test_faults_are_a_number_with_a_chain() -> None:
+def test_the_chain_option_takes_a_number_of_faults() -> None:
     assert (fault_count("all"), fault_count("6")) == (100, 6)
     with pytest.raises(typer.BadParameter, match="how many"):
         fault_count("kill")

@@ -34,7 +34,7 @@ def names(findings: Findings) -> set[Anomaly]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_queue_that_keeps_its_promises_is_found_clean(seed: int) -> None:
+def test_a_correct_queue_is_found_clean(seed: int) -> None:
     story = Story(seed)
     findings = check(story.ops, story.final)
     assert findings.kept == []
@@ -79,7 +79,7 @@ def test_a_discarded_transaction_that_is_there_is_a_phantom(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_two_acknowledged_writes_that_changed_places_are_reordered(seed: int) -> None:
+def test_two_acknowledged_writes_in_the_wrong_order_are_reordered(seed: int) -> None:
     story = Story(seed)
     codes = story.lanes[0]
     acknowledged = {op.number for op in story.done(Kind.WRITE)}
@@ -91,7 +91,7 @@ def test_two_acknowledged_writes_that_changed_places_are_reordered(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_peer_that_shows_another_lane_disagrees(seed: int) -> None:
+def test_a_peer_that_shows_a_different_lane_disagrees(seed: int) -> None:
     story = Story(seed)
     final = story.final
     copy = story.random.choice(final)
@@ -109,7 +109,7 @@ def test_a_published_transaction_that_lost_a_message_is_torn(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_read_that_showed_something_else_is_noticed(seed: int) -> None:
+def test_a_read_that_returned_something_else_is_detected(seed: int) -> None:
     story = Story(seed)
     op = story.random.choice([op for op in story.done(Kind.READ) if op.end > op.after])
     op.digest ^= 1
@@ -117,7 +117,7 @@ def test_a_read_that_showed_something_else_is_noticed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_linearizable_read_that_ended_early_is_noticed(seed: int) -> None:
+def test_a_linearizable_read_that_ended_early_is_detected(seed: int) -> None:
     story = Story(seed)
     reads = [op for op in story.done(Kind.READ, level="linearizable") if op.end > 30]
     op = story.random.choice(reads)
@@ -149,7 +149,7 @@ def test_an_unknown_batch_that_is_there_in_part_is_torn() -> None:
     assert names(check([unknown], [the_end(*batch(1, 2))])) == {Anomaly.TORN}
 
 
-def test_a_value_nobody_can_have_written_is_a_phantom_and_shown() -> None:
+def test_a_value_that_nobody_wrote_is_a_phantom_and_is_shown() -> None:
     stranger = FinalLane(1, QUEUE, 0, array("q", [-5]), {-5: "?!"})
     findings = check([], [stranger])
     assert names(findings) == {Anomaly.PHANTOM}
@@ -172,12 +172,12 @@ def test_a_later_write_before_an_acknowledged_one_breaks_real_time() -> None:
     assert names(check([early, late], [the_end(*batch(2), *batch(1))])) == {Anomaly.REORDERED}
 
 
-def test_a_later_write_without_an_answer_may_not_stand_before_an_acknowledged_one() -> None:
+def test_a_later_unanswered_write_must_not_precede_an_acknowledged_one() -> None:
     early, late = a_write(1, at=(0, 10), first=2), a_write(2, at=(20, 30), outcome=Outcome.UNKNOWN)
     assert names(check([early, late], [the_end(*batch(2), *batch(1))])) == {Anomaly.REAL_TIME}
 
 
-def test_writes_that_overlap_may_stand_either_way() -> None:
+def test_overlapping_writes_may_have_either_order() -> None:
     ops = [a_write(1, at=(0, 25), first=2), a_write(2, at=(20, 30), first=1)]
     assert check(ops, [the_end(*batch(2), *batch(1))]).clean
 
@@ -187,7 +187,7 @@ def test_an_unanswered_write_may_take_effect_late() -> None:
     assert check(ops, [the_end(*batch(2), *batch(1))]).clean
 
 
-def test_order_is_asked_for_within_a_lane_only() -> None:
+def test_order_is_required_only_within_a_lane() -> None:
     ops = [a_write(1, at=(0, 10), lane=7, first=1), a_write(2, at=(20, 30), lane=3, first=1)]
     assert check(ops, [the_end(*batch(2), lane=3), the_end(*batch(1), lane=7)]).clean
 
@@ -205,7 +205,7 @@ def test_two_winners_of_one_expected_cursor_are_found() -> None:
 
 
 @pytest.mark.parametrize(("named", "right"), [(3, True), (0, False), (2, False), (1, False), (9, False)])
-def test_a_refusal_must_name_an_end_that_the_lane_had_and_nobody_had_passed(named: int, right: bool) -> None:
+def test_a_refusal_must_name_an_end_that_the_lane_had_at_that_time(named: int, right: bool) -> None:
     ops = [
         a_write(1, at=(0, 10), first=1),
         a_write(2, at=(20, 30), first=2, count=2),
@@ -252,7 +252,7 @@ def test_a_session_reads_its_own_writes_at_least() -> None:
     assert check([write, read], [the_end(*batch(1))]).clean
 
 
-def test_what_a_reader_saw_and_nobody_has_any_more_is_lost() -> None:
+def test_a_message_that_a_reader_saw_and_no_peer_has_is_lost() -> None:
     codes = array("q", batch(1))
     read = Op(2, 2, Kind.READ, QUEUE, 20, 30, Outcome.DONE, lane=0, level="local", end=1, digest=digest_of(codes))
     findings = check([a_write(1, at=(0, 10), outcome=Outcome.UNKNOWN), read], [the_end()])

@@ -13,20 +13,20 @@ from avow_lab.campaigns.pledges.runs import DATABASES, ON_COMMIT, POINTS, STORES
 WHOLE = {("g", "01"): 1, ("g", "02"): 1}
 
 
-def anomalies(*, commit: bool = True, said: str = "", **evidence: Any) -> list[str]:
+def anomalies(*, commit: bool = True, outcome: str = "", **evidence: Any) -> list[str]:
     given = {"works": {}, "effects": {}, "messages": {}, "late": {}, "undecided": {}, **evidence}
-    return [found.anomaly for found in judge(Made("g", commit, said, "run 1"), Evidence(**given))]
+    return [found.anomaly for found in judge(Made("g", commit, outcome, "run 1"), Evidence(**given))]
 
 
-def test_a_committed_pledge_whose_branches_took_effect_once_is_right() -> None:
-    assert anomalies(said="CommittedPending", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
-    assert anomalies(said="", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
+def test_a_committed_pledge_whose_branches_took_effect_once_is_correct() -> None:
+    assert anomalies(outcome="CommittedPending", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
+    assert anomalies(outcome="", works={"g": 1}, effects=WHOLE, messages={"g": 1}) == []
 
 
-def test_a_pledge_that_was_rolled_back_and_did_nothing_is_right() -> None:
-    assert anomalies(commit=False, said="RolledBack") == []
-    assert anomalies(said="OutcomeUnknown") == []
-    assert anomalies(said="raised OFFLINE") == []
+def test_a_pledge_that_was_rolled_back_without_effect_is_correct() -> None:
+    assert anomalies(commit=False, outcome="RolledBack") == []
+    assert anomalies(outcome="OutcomeUnknown") == []
+    assert anomalies(outcome="raised OFFLINE") == []
 
 
 @pytest.mark.parametrize(
@@ -40,20 +40,20 @@ def test_a_pledge_that_was_rolled_back_and_did_nothing_is_right() -> None:
         ({"effects": {("g", "01"): 1}}, ["phantom"]),
         ({"messages": {"g": 1}}, ["phantom"]),
         ({"works": {"g": 1}, "effects": {**WHOLE, ("g", "early-01"): 1}, "messages": {"g": 1}}, ["phantom"]),
-        ({"said": "Delivered"}, ["misreported"]),
-        ({"said": "raised UNKNOWN_QUEUE"}, ["misreported"]),
-        ({"said": "HTTP 500"}, ["misreported"]),
-        ({"said": "RolledBack", "works": {"g": 1}, "effects": WHOLE, "messages": {"g": 1}}, ["misreported"]),
+        ({"outcome": "Delivered"}, ["misreported"]),
+        ({"outcome": "raised UNKNOWN_QUEUE"}, ["misreported"]),
+        ({"outcome": "HTTP 500"}, ["misreported"]),
+        ({"outcome": "RolledBack", "works": {"g": 1}, "effects": WHOLE, "messages": {"g": 1}}, ["misreported"]),
         ({"commit": False, "works": {"g": 1}, "effects": WHOLE, "messages": {"g": 1}}, ["misreported"]),
         ({"late": {"g": "was prepared"}}, ["late"]),
         ({"undecided": {"g": "still prepared"}}, ["undecided"]),
     ],
 )
-def test_everything_else_has_a_name(evidence: dict[str, Any], expected: list[str]) -> None:
+def test_every_other_outcome_has_a_name(evidence: dict[str, Any], expected: list[str]) -> None:
     assert anomalies(**evidence) == expected
 
 
-def test_every_step_victim_store_and_database_is_met() -> None:
+def test_the_plan_covers_every_step_victim_store_and_database() -> None:
     cells = len(STORES) * len(DATABASES)
     steps = len(POINTS) * len(VICTIMS)
     runs = [draw_run(number, seed=3, stores=STORES, databases=DATABASES) for number in range(cells * steps)]
@@ -63,14 +63,14 @@ def test_every_step_victim_store_and_database_is_met() -> None:
     assert all(run.commits[0] for run in runs if run.point in ON_COMMIT)
 
 
-def test_a_run_is_decided_by_seed_and_number() -> None:
+def test_seed_and_number_decide_a_run() -> None:
     first, again, other = (draw_run(7, seed=seed, stores=STORES, databases=DATABASES) for seed in (1, 1, 2))
     assert first == again
     assert first != other
     assert first.gid(0, seed=1) != first.gid(1, seed=1)
 
 
-def test_a_plan_is_for_one_pledge_and_one_point() -> None:
+def test_a_plan_targets_one_pledge_at_one_point() -> None:
     crashes = Crashes()
     crashes.arm("g", Plan("in-work", ()))
     crashes.at("in-work", "another")

@@ -1,4 +1,4 @@
-"""What `avow prove --pledges` prints of a verdict: all of it, and in red what is wrong."""
+"""Output of `avow prove --pledges` for a verdict: all of it, with errors in red."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def printed(**changed: object) -> str:
     return out.getvalue()
 
 
-def test_a_clean_verdict_says_what_was_met_and_what_callers_heard() -> None:
-    said = printed()
-    assert "38 of 39" in said
-    assert "CommittedPending 60, nothing 30" in said
-    assert "All promises held. 39 runs in 12 s" in said
-    assert "ended before" not in said
+def test_a_clean_verdict_reports_the_faults_and_what_callers_were_answered() -> None:
+    output = printed()
+    assert "38 of 39" in output
+    assert "CommittedPending 60, nothing 30" in output
+    assert "All promises held. 39 runs in 12 s" in output
+    assert "ended before" not in output
 
 
-def test_what_never_came_to_its_step_is_told() -> None:
-    said = printed(not_reached=2)
-    assert "ended before the step was reached: 2 runs" in said
-    assert "All promises held." in said
+def test_runs_that_never_reached_their_step_are_reported() -> None:
+    output = printed(not_reached=2)
+    assert "ended before the step was reached: 2 runs" in output
+    assert "All promises held." in output
 
 
 def test_a_violation_is_named() -> None:
-    said = printed(violations={"lost": 1}, findings=[Found("lost", "7-3-1", "branch 02 has no effect; run 3")])
-    assert "lost: 7-3-1: branch 02 has no effect; run 3" in said
-    assert "Broken:" in said
+    output = printed(violations={"lost": 1}, findings=[Found("lost", "7-3-1", "branch 02 has no effect; run 3")])
+    assert "lost: 7-3-1: branch 02 has no effect; run 3" in output
+    assert "Broken:" in output
 
 
 def test_a_campaign_that_could_not_go_on_is_not_clean() -> None:
-    said = printed(stuck="lane-redis: the service ended")
-    assert "could not go on: lane-redis" in said
-    assert "Broken:" in said
+    output = printed(stuck="lane-redis: the service ended")
+    assert "could not go on: lane-redis" in output
+    assert "Broken:" in output

@@ -1,4 +1,4 @@
-"""What `avow prove` prints and how it ends, for verdicts made by hand."""
+"""Output and exit code of `avow prove` for given verdicts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def printed(verdict: Verdict) -> str:
     return out.getvalue()
 
 
-def test_a_clean_verdict_says_what_was_looked_at() -> None:
+def test_a_clean_verdict_says_what_was_checked() -> None:
     text = printed(a_verdict())
     assert "All promises held." in text
     assert "1,234 messages acknowledged through 1 faults, 0 violations (seed 7)" in text
@@ -67,7 +67,7 @@ def test_a_violation_is_shown_with_its_name_and_the_seed() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("violations", {"lost": 1}), ("troubles", ["KeyError"]), ("stuck", "peer 1 is not ready")]
 )
-def test_anything_wrong_makes_a_verdict_unclean(field: str, value: object) -> None:
+def test_any_error_makes_a_verdict_unclean(field: str, value: object) -> None:
     assert a_verdict().clean
     assert not a_verdict(**{field: value}).clean
 
@@ -77,7 +77,7 @@ def test_progress_is_one_line() -> None:
     assert progress.line().strip() == ("12.3 s  under load: 1,000 done, 2 refused, 3 unknown; 4 faults; now: pause")
 
 
-def test_without_a_terminal_lines_are_few() -> None:
+def test_without_a_terminal_few_lines_are_printed() -> None:
     out = io.StringIO()
     lines = ProgressLines(Console(file=out, width=140, highlight=False))
     for tenth in range(250):
@@ -94,7 +94,7 @@ def test_an_unknown_fault_is_refused_before_anything_starts() -> None:
     assert all(kind in result.output for kind in KINDS[:2])
 
 
-def test_a_script_complains_about_slow_recovery_and_refusals() -> None:
+def test_a_report_warns_about_slow_recovery_and_refusals() -> None:
     late = Resumed("kill", 1.0, 2.5)
     assert complaints("coordinator killed", a_verdict()) == []
     assert complaints("coordinator killed", a_verdict(resumed=[late])) == ["kill: 2.50 s"]
@@ -103,7 +103,7 @@ def test_a_script_complains_about_slow_recovery_and_refusals() -> None:
     assert len(complaints("pub-sub killed", refused)) == 2
 
 
-def test_a_network_is_chosen_by_what_this_machine_can_do() -> None:
+def test_a_network_is_chosen_by_the_capabilities_of_the_machine() -> None:
     assert choose_network("proxy") == ("proxy", "")
     kind, note = choose_network("auto")
     assert (kind == "proxy") == bool(note)

@@ -24,7 +24,7 @@ from avow_lab.campaigns.spark.watch import DeltaTarget, Step, Traces, Watch, ste
         (Traces(15, 6), "published"),
     ],
 )
-def test_a_step_is_known_by_what_it_leaves(now: Traces, step: Step) -> None:
+def test_a_step_is_recognized_by_its_traces(now: Traces, step: Step) -> None:
     assert step_of(Traces(10, 5), now, whole=4) == step
 
 
@@ -50,7 +50,7 @@ def test_a_query_is_followed_from_batch_to_batch(tmp_path: Path) -> None:
     assert watch.look() == "idle"
 
 
-def test_what_the_dead_left_is_no_trace_of_the_living(tmp_path: Path) -> None:
+def test_traces_of_earlier_runs_are_ignored(tmp_path: Path) -> None:
     checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
     for folder in (checkpoint / "offsets", checkpoint / "commits", table):
         folder.mkdir(parents=True)
@@ -61,10 +61,10 @@ def test_what_the_dead_left_is_no_trace_of_the_living(tmp_path: Path) -> None:
     assert watch.look() == "planned"
 
 
-def test_rows_that_are_lost_doubled_or_foreign_are_named() -> None:
-    books = count_rows({"1", "2", "3"}, ["1", "1", "3", "9"])
-    assert (books.rows, books.lost, books.doubled, books.foreign) == (4, ["2"], ["1"], ["9"])
-    assert not books.clean
+def test_lost_duplicate_and_foreign_rows_are_named() -> None:
+    counts = count_rows({"1", "2", "3"}, ["1", "1", "3", "9"])
+    assert (counts.rows, counts.lost, counts.doubled, counts.foreign) == (4, ["2"], ["1"], ["9"])
+    assert not counts.clean
     assert count_rows({"1", "2"}, ["2", "1"]).clean
 
 
@@ -80,7 +80,7 @@ def test_fifty_runs_aim_at_every_step_of_both_targets_and_at_workers() -> None:
     assert draw_kills(50, seed=1, cluster_every=10) == made
 
 
-def test_every_kill_is_given_to_one_testbed_and_those_on_the_cluster_to_the_same() -> None:
+def test_every_kill_has_one_testbed_and_cluster_kills_share_one() -> None:
     plan = draw_kills(50, seed=1, cluster_every=10)
     first, second = split(plan, 2)
     assert Counter(first + second) == Counter(plan)
@@ -89,12 +89,12 @@ def test_every_kill_is_given_to_one_testbed_and_those_on_the_cluster_to_the_same
     assert split(plan[:3], 1) == [plan[:3]]
 
 
-@pytest.mark.parametrize(("doubled", "said"), [([], "All promises held."), (["17"], "doubled in the table: 17")])
-def test_a_verdict_tells_what_was_hit_and_what_is_wrong(doubled: list[str], said: str) -> None:
+@pytest.mark.parametrize(("doubled", "expected"), [([], "All promises held."), (["17"], "doubled in the table: 17")])
+def test_a_verdict_reports_what_was_hit_and_what_failed(doubled: list[str], expected: str) -> None:
     run = Run(Kill("driver", "table", "published", on_cluster=True), {"queue": "staging", "table": "published"}, 3.0)
-    books = {"queue": RowCounts(60, [], [], []), "table": RowCounts(60 + len(doubled), [], doubled, [])}
-    verdict = Verdict(7, 60.0, 60, [run], books, {"queue": 2, "table": 2}, speculated=3)
+    counts = {"queue": RowCounts(60, [], [], []), "table": RowCounts(60 + len(doubled), [], doubled, [])}
+    verdict = Verdict(7, 60.0, 60, [run], counts, {"queue": 2, "table": 2}, speculated=3)
     out = io.StringIO()
     print_verdict(Console(file=out, width=120), verdict)
-    assert said in out.getvalue()
+    assert expected in out.getvalue()
     assert verdict.clean is not bool(doubled)

@@ -1,4 +1,4 @@
-"""What a campaign says about how the cluster held out, and the picture of it."""
+"""A campaign's report on availability, and its chart."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def a_fault(from_s: float, to_s: float, **more: object) -> Fault:
     return Fault("kill any", "kill -9 of peer 1", int(from_s * S), int(to_s * S), **more)  # type: ignore[arg-type]
 
 
-def test_the_longest_gap_is_named_with_what_went_on() -> None:
+def test_the_longest_gap_is_reported_with_the_faults_in_it() -> None:
     ops = writes_at(1, 2, 5.5, 6, 9)
     (gap,) = gaps_of(ops, [a_fault(2.5, 4), a_fault(7, 8)], start_ns=0, end_ns=10 * S)
     assert (gap.gap_s, gap.at_s) == (3.5, 2.0)
     assert gap.during == "kill -9 of peer 1"
 
 
-def test_a_gap_without_a_fault_says_so() -> None:
+def test_a_gap_without_a_fault_is_reported_as_such() -> None:
     (gap,) = gaps_of(writes_at(1, 9), [], start_ns=0, end_ns=10 * S)
     assert gap.during == "no fault"
 
@@ -78,7 +78,7 @@ def test_operations_are_counted_by_kind_and_outcome() -> None:
     assert acknowledged_of(ops) == 4
 
 
-def test_only_so_many_findings_are_kept_and_all_are_counted() -> None:
+def test_the_findings_kept_are_bounded_and_all_are_counted() -> None:
     findings = Findings()
     for number in range(KEPT_MAX + 7):
         findings.add(Anomaly.LOST, "q", str(number))
@@ -127,7 +127,7 @@ def test_a_timeline_counts_messages_by_the_second() -> None:
     assert timeline.refused == [0, 1, 0]
 
 
-def test_the_html_is_whole_and_needs_nothing_else() -> None:
+def test_the_html_is_complete_and_self_contained() -> None:
     ops, bands = a_timeline()
     page = draw_html(timeline_of(ops, bands, start_ns=0, end_ns=3 * S), title="a <title>", verdict='{"a": 1}')
     tags = Tags()
@@ -140,7 +140,7 @@ def test_the_html_is_whole_and_needs_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("name", "start"), [("plot.png", b"\x89PNG"), ("plot.html", b"<!doctype html>")])
-def test_the_ending_of_the_name_decides_the_format(tmp_path: Path, name: str, start: bytes) -> None:
+def test_the_file_extension_decides_the_format(tmp_path: Path, name: str, start: bytes) -> None:
     ops, bands = a_timeline()
     draw(timeline_of(ops, bands, start_ns=0, end_ns=3 * S), tmp_path / name, title="t", verdict="v")
     assert (tmp_path / name).read_bytes().startswith(start)
@@ -149,7 +149,7 @@ def test_the_ending_of_the_name_decides_the_format(tmp_path: Path, name: str, st
 # ---------------------------------------------------------------------- parts of faults
 
 
-def test_damage_changes_bytes_that_are_used_and_no_length(tmp_path: Path) -> None:
+def test_damage_changes_used_bytes_and_keeps_the_length(tmp_path: Path) -> None:
     before = b"\x07" * 5000 + bytes(3 << 20)
     file = tmp_path / "a.log"
     file.write_bytes(before)

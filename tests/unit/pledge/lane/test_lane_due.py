@@ -1,4 +1,4 @@
-"""What the coordinator of a lane of pledges has to do, and when."""
+"""The due index of a lane of pledges: what its coordinator has to do, and when."""
 
 from msgspec.structs import replace
 
@@ -35,7 +35,7 @@ def claim_all(due_index: DueIndex, known: dict[str, Pledge], *, now_ms: int, own
     return found
 
 
-def test_what_is_due_longest_is_claimed_first_and_once() -> None:
+def test_the_longest_due_pledge_is_claimed_first_and_once() -> None:
     due_index, known = agenda_of(pledge("a", next_at_ms=30), pledge("b", next_at_ms=10), pledge("c", next_at_ms=90))
     assert due_index.first_due_ms() == 10
     assert claim_all(due_index, known, now_ms=50) == ["b", "a"]
@@ -43,7 +43,7 @@ def test_what_is_due_longest_is_claimed_first_and_once() -> None:
     assert due_index.first_due_ms() == 90
 
 
-def test_a_claim_that_is_not_released_is_over_with_its_time_and_raises_the_fence() -> None:
+def test_an_unreleased_claim_expires_and_raises_the_fence() -> None:
     due_index, known = agenda_of(pledge("a"))
     first = due_index.claim_first(known.__getitem__, owner="me", now_ms=50, lease_ms=100)
     assert first is not None
@@ -55,7 +55,7 @@ def test_a_claim_that_is_not_released_is_over_with_its_time_and_raises_the_fence
     assert due_index.shown(known["a"]).fence == 2
 
 
-def test_who_holds_a_pledge_may_claim_it_again() -> None:
+def test_the_holder_of_a_pledge_may_claim_it_again() -> None:
     due_index, known = agenda_of(pledge("a"))
     due_index.claim(known["a"], owner="me", now_ms=0, lease_ms=100)
     again = due_index.claim(known["a"], owner="me", now_ms=50, lease_ms=100)
@@ -63,7 +63,7 @@ def test_who_holds_a_pledge_may_claim_it_again() -> None:
     assert again.lease_until_ms == 150
 
 
-def test_a_released_pledge_is_due_when_it_says_and_its_fence_goes_on() -> None:
+def test_a_released_pledge_is_due_at_its_time_and_its_fence_continues() -> None:
     due_index, known = agenda_of(pledge("a"))
     claim_all(due_index, known, now_ms=50)
     due_index.release("a")
@@ -75,13 +75,13 @@ def test_a_released_pledge_is_due_when_it_says_and_its_fence_goes_on() -> None:
     assert claimed.fence == 2
 
 
-def test_a_lease_in_the_pledge_is_waited_for() -> None:
+def test_a_lease_stored_in_the_pledge_is_respected() -> None:
     due_index, known = agenda_of(pledge("a", owner="other", lease_until_ms=200))
     assert due_index.first_due_ms() == 200
     assert due_index.claim(known["a"], owner="me", now_ms=100, lease_ms=100) is None
 
 
-def test_what_a_run_that_is_gone_held_is_due_at_once() -> None:
+def test_pledges_held_by_an_ended_run_are_due_at_once() -> None:
     due_index, known = agenda_of(pledge("a", next_at_ms=17_000, held=True), run=3)
     due_index.update(pledge("b", next_at_ms=17_000, held=True), run=4)
     due_index.update(pledge("c", next_at_ms=17_000), run=3)
@@ -90,7 +90,7 @@ def test_what_a_run_that_is_gone_held_is_due_at_once() -> None:
     assert due_index.statistics() == {"due": 3, "held": 1}
 
 
-def test_what_is_held_and_in_hand_is_not_taken_from_the_hand() -> None:
+def test_a_pledge_in_delivery_keeps_its_lease_when_its_run_ends() -> None:
     due_index, known = agenda_of(pledge("a"), run=3)
     claim_all(due_index, known, now_ms=50)
     due_index.update(pledge("a", next_at_ms=500, revision=2, held=True), run=3)
@@ -98,7 +98,7 @@ def test_what_is_held_and_in_hand_is_not_taken_from_the_hand() -> None:
     assert due_index.first_due_ms() == 150
 
 
-def test_nothing_is_done_for_a_pledge_that_is_over() -> None:
+def test_nothing_is_done_for_a_finished_pledge() -> None:
     due_index, known = agenda_of(pledge("a"), pledge("b"))
     claim_all(due_index, known, now_ms=50)
     over = pledge("a", next_at_ms=NEVER_MS, status="succeeded", finished_ms=70, revision=2)
@@ -108,7 +108,7 @@ def test_nothing_is_done_for_a_pledge_that_is_over() -> None:
     assert due_index.claim(over, owner="me", now_ms=500, lease_ms=1) is None
 
 
-def test_finished_pledges_are_given_out_once_oldest_first_and_dead_ones_never() -> None:
+def test_finished_pledges_are_returned_once_oldest_first_and_dead_ones_never() -> None:
     over = [
         pledge("a", next_at_ms=NEVER_MS, status="succeeded", finished_ms=30),
         pledge("b", next_at_ms=NEVER_MS, status="failed", finished_ms=20),
@@ -124,7 +124,7 @@ def test_finished_pledges_are_given_out_once_oldest_first_and_dead_ones_never() 
     assert due_index.take_finished(known.get, before_ms=99, limit=5) == ["b"]
 
 
-def test_a_pledge_that_was_driven_again_is_not_forgotten() -> None:
+def test_a_redriven_pledge_is_not_forgotten() -> None:
     over = pledge("a", next_at_ms=NEVER_MS, status="failed", finished_ms=30)
     due_index, known = agenda_of(over)
     known["a"] = replace(over, progress=replace(over.progress, status="submitted", finished_ms=0))

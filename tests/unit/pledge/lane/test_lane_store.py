@@ -1,4 +1,4 @@
-"""Pledges in a cluster of three nodes: the store, its claims, its lanes' length, and what a death leaves behind."""
+"""Pledges in a cluster of three nodes: the store, its claims, its lanes' length, and the state after a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from avow.pledge.store import Filter, PledgeStore
 from avow.pledge.stores.lane.store import QUEUE
 
 
-def test_the_queue_is_made_by_the_first_peer_that_needs_it_and_found_by_the_others() -> None:
+def test_the_queue_is_created_by_the_first_peer_that_needs_it_and_found_by_the_others() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             assert QUEUE not in bench.cluster.nodes[1].metadata.state.catalog.by_name
@@ -29,7 +29,7 @@ def test_the_queue_is_made_by_the_first_peer_that_needs_it_and_found_by_the_othe
     run(scenario)
 
 
-def test_what_one_peer_stores_every_peer_loads() -> None:
+def test_a_pledge_stored_by_one_peer_is_loaded_by_all() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             stores = [await bench.store(at) for at in (1, 2, 3)]
@@ -44,7 +44,7 @@ def test_what_one_peer_stores_every_peer_loads() -> None:
     run(scenario)
 
 
-def test_the_second_of_two_inserts_is_shown_the_first_wherever_they_come_from() -> None:
+def test_the_second_of_two_inserts_gets_the_first_from_any_peer() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             stores = [await bench.store(at) for at in (1, 2, 3)]
@@ -60,7 +60,7 @@ def test_the_second_of_two_inserts_is_shown_the_first_wherever_they_come_from() 
     run(scenario)
 
 
-def test_of_swaps_at_the_same_revision_exactly_one_takes_effect() -> None:
+def test_exactly_one_of_several_swaps_at_a_revision_takes_effect() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             stores = [await bench.store(at) for at in (1, 2, 3)]
@@ -88,7 +88,7 @@ def test_operations_of_one_turn_of_the_loop_are_one_write_for_each_lane() -> Non
     run(scenario)
 
 
-def test_a_peer_claims_of_the_lanes_it_coordinates_and_all_together_claim_everything_once() -> None:
+def test_each_peer_claims_from_lanes_it_coordinates_and_each_pledge_is_claimed_once() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             stores = {at: await bench.store(at) for at in (1, 2, 3)}
@@ -121,7 +121,7 @@ def test_a_claim_costs_no_write() -> None:
     run(scenario)
 
 
-def test_what_is_due_longest_is_claimed_first_over_all_lanes() -> None:
+def test_the_longest_due_pledge_is_claimed_first_over_all_lanes() -> None:
     async def scenario() -> None:
         async with Bench(1) as bench:
             store = await bench.store()
@@ -152,7 +152,7 @@ def test_a_swap_with_an_older_fence_is_refused_and_a_release_makes_it_due_again(
     run(scenario)
 
 
-def test_one_pledge_is_claimed_by_name_unless_somebody_else_holds_it() -> None:
+def test_one_pledge_is_claimed_by_gid_unless_another_coordinator_holds_it() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             store = await bench.store()
@@ -173,7 +173,7 @@ def test_one_pledge_is_claimed_by_name_unless_somebody_else_holds_it() -> None:
     run(scenario)
 
 
-def test_a_peer_that_takes_a_lane_over_claims_what_the_dead_one_held() -> None:
+def test_a_peer_that_takes_over_a_lane_claims_pledges_of_the_dead_one() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             stores = {at: await bench.store(at) for at in (1, 2, 3)}
@@ -181,13 +181,13 @@ def test_a_peer_that_takes_a_lane_over_claims_what_the_dead_one_held() -> None:
             gid = bench.gid_at(dead)
             held = pledge_of(gid, next_at_ms=10_000_000)
             await stores[dead].insert(replace(held, progress=replace(held.progress, held=True)))
-            told: list[int] = []
+            notified: list[int] = []
             others = {at: store for at, store in stores.items() if at != dead}
             for at, store in others.items():
-                store.on_due = lambda at=at: told.append(at)  # type: ignore[misc]
+                store.on_due = lambda at=at: notified.append(at)  # type: ignore[misc]
             bench.kill(dead)
             heir = await bench.until(lambda: (at := bench.coordinator(gid)) != dead and at)
-            await bench.until(lambda: heir in told)
+            await bench.until(lambda: heir in notified)
             (found,) = await others[heir].claim(owner="heir", now_ms=100, lease_ms=500, limit=9)
             assert found.gid == gid
             assert await others[heir].swap(found, over(found), release=True) is not None
@@ -290,7 +290,7 @@ def test_forgetting_stops_at_its_limit() -> None:
     run(scenario)
 
 
-def test_beyond_a_bound_the_longest_finished_are_forgotten_and_new_ones_refused_if_that_does_not_help() -> None:
+def test_beyond_a_bound_old_finished_pledges_are_forgotten_and_then_new_ones_refused() -> None:
     async def scenario() -> None:
         async with Bench(1) as bench:
             store = await bench.store(lanes=1, pledges_max=40)
@@ -312,7 +312,7 @@ def test_beyond_a_bound_the_longest_finished_are_forgotten_and_new_ones_refused_
     run(scenario)
 
 
-def test_a_lane_that_grew_long_is_written_again_and_trimmed_and_nothing_is_lost_by_it() -> None:
+def test_a_long_lane_is_compacted_and_trimmed_without_loss() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             stores = {at: await bench.store(at, messages_min=40) for at in (1, 2, 3)}
@@ -349,7 +349,7 @@ async def _touch(store: PledgeStore, gid: str, step: int) -> None:
     raise AssertionError("never swapped")
 
 
-def test_a_peer_that_missed_a_trim_builds_its_table_again() -> None:
+def test_a_peer_that_missed_a_trim_rebuilds_its_table() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             stores = {at: await bench.store(at, messages_min=20) for at in (1, 2, 3)}
@@ -401,7 +401,7 @@ def test_pledges_are_listed_newest_first_in_pages_and_by_status_and_time() -> No
     run(scenario)
 
 
-def test_topics_are_changed_by_compare_and_set_and_seen_everywhere() -> None:
+def test_topics_are_changed_by_compare_and_set_and_visible_everywhere() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             one, two = await bench.store(1), await bench.store(2)
@@ -441,7 +441,7 @@ def test_large_pledges_fit_and_larger_ones_are_refused() -> None:
     run(scenario)
 
 
-def test_a_store_that_is_closed_says_so() -> None:
+def test_a_closed_store_refuses_operations() -> None:
     async def scenario() -> None:
         async with Bench(1) as bench:
             store = await bench.store()

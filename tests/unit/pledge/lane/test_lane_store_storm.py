@@ -71,7 +71,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_answered_swap_made_a_revision_of_its_own(seed: int) -> None:
+def test_every_acknowledged_swap_made_its_own_revision(seed: int) -> None:
     async def scenario() -> None:
         async with Bench(seed=seed) as bench:
             for at in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""The table of a lane of pledges: what operations do, and that a trim changes nothing."""
+"""The table of a lane of pledges: the effect of operations, and that a trim changes nothing."""
 
 from random import Random
 
@@ -70,7 +70,7 @@ def swap(gid: str, revision: int, status: Status = "submitted", *, created_ms: i
     )
 
 
-def test_an_insert_takes_effect_once_and_shows_what_is_there() -> None:
+def test_an_insert_takes_effect_once_and_returns_what_is_stored() -> None:
     lane = Lane()
     first = lane.write(insert("a"))
     again = lane.write(insert("a", payload=b"other"))
@@ -92,7 +92,7 @@ def test_a_swap_takes_effect_at_its_revision_only() -> None:
     assert not lane.write(swap("b", 1)).done
 
 
-def test_a_swap_of_a_forgotten_pledge_does_not_meet_a_new_one_of_the_same_gid() -> None:
+def test_a_swap_of_a_forgotten_pledge_does_not_change_a_new_one_under_its_gid() -> None:
     lane = Lane()
     lane.write(insert("a", created_ms=1))
     lane.write(swap("a", 1, "failed"))
@@ -102,7 +102,7 @@ def test_a_swap_of_a_forgotten_pledge_does_not_meet_a_new_one_of_the_same_gid() 
     assert lane.write(swap("a", 1, created_ms=9)).done
 
 
-def test_the_end_of_a_lease_goes_with_a_swap() -> None:
+def test_a_swap_carries_the_end_of_a_lease() -> None:
     lane = Lane()
     lane.write(Insert(Content("a"), progress(), 0, "me", 500))
     kept = lane.write(swap("a", 1)).pledge
@@ -125,7 +125,7 @@ def test_a_long_operation_is_cut_and_joined_again() -> None:
     assert lane.table.trim_limit() == 0
 
 
-def test_a_trim_in_the_middle_of_a_long_operation_that_nobody_needs_is_harmless() -> None:
+def test_a_trim_in_the_middle_of_an_obsolete_long_operation_is_harmless() -> None:
     lane = Lane()
     lane.write(insert("long", payload=b"x" * (2 * MESSAGE_SIZE_BYTES_MAX)))
     lane.write(put_of(lane.table.pledges["long"]))
@@ -135,7 +135,7 @@ def test_a_trim_in_the_middle_of_a_long_operation_that_nobody_needs_is_harmless(
     assert lane.rebuilt(trimmed_to=1).malformed == 1
 
 
-def test_what_is_no_operation_changes_nothing() -> None:
+def test_an_invalid_operation_changes_nothing() -> None:
     table = LaneTable()
     for version, message in enumerate((b"", b"\1", b"\1\xff", b"\1\x93\1\2\x92\x09\1"), 1):
         assert table.apply(version, message) is None
@@ -143,7 +143,7 @@ def test_what_is_no_operation_changes_nothing() -> None:
     assert not table.pledges
 
 
-def test_a_topic_is_changed_at_its_edition_only_and_counts_versions_from_its_creation() -> None:
+def test_a_topic_changes_only_at_its_edition_and_counts_versions_from_its_creation() -> None:
     lane = Lane()
     assert lane.write(SwapTopic("t", 0, (("http://a", ""),), 5)).done
     assert not lane.write(SwapTopic("t", 0, (("http://b", ""),), 6)).done
@@ -165,7 +165,7 @@ def test_a_put_that_a_swap_has_overtaken_does_not_move_the_base() -> None:
     assert lane.table.trim_limit() == 3
 
 
-def test_pledges_are_listed_newest_first_from_a_place_on() -> None:
+def test_pledges_are_listed_newest_first_from_a_given_position() -> None:
     lane = Lane()
     for gid, created_ms in (("a", 3), ("b", 1), ("c", 2), ("d", 3)):
         lane.write(insert(gid, created_ms=created_ms))
@@ -216,7 +216,7 @@ def _one_step(random: Random, lane: Lane, gids: list[str]) -> None:
 
 
 def _compact(random: Random, lane: Lane) -> int:
-    """Puts are taken at one moment and written a little later; swaps may come in between, forgetting may not."""
+    """Puts are collected first and written a little later; swaps may happen in between, forgetting may not."""
     cut = lane.table.applied
     for _ in range(8):
         puts = [put_of(lane.table.pledges[gid]) for gid in lane.table.below(cut)]
@@ -233,7 +233,7 @@ def _compact(random: Random, lane: Lane) -> int:
     return min(cut, lane.table.trim_limit())
 
 
-def test_an_operation_that_is_in_hand_makes_the_same_table_as_its_message() -> None:
+def test_an_operation_in_memory_gives_the_same_table_as_its_message() -> None:
     changes: list[Change] = [
         insert("a"),
         swap("a", 1),
@@ -251,7 +251,7 @@ def test_an_operation_that_is_in_hand_makes_the_same_table_as_its_message() -> N
     assert list(known.before(None)) == list(read.before(None))
 
 
-def test_pledges_are_listed_in_their_order_in_whatever_order_they_came() -> None:
+def test_pledges_are_listed_in_order_whatever_order_they_arrived_in() -> None:
     lane, times = Lane(), [(37 * number) % 211 for number in range(211)]
     for created_ms in [*range(1_000, 1_100), *times, *range(900, 2_000, 7)]:
         lane.write(insert(f"g{created_ms}-{len(lane.messages)}", created_ms=created_ms))

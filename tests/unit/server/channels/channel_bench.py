@@ -47,7 +47,7 @@ class _Clock(selectors.DefaultSelector):
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """On a loop with such a clock. What reaches its exception handler fails the test."""
+    """On a loop with such a clock. An error that reaches its exception handler fails the test."""
     heard: list[dict[str, Any]] = []
 
     def new_loop() -> asyncio.AbstractEventLoop:
@@ -91,7 +91,7 @@ class BenchPeer:
 
 
 class Road(Network):
-    """Sockets to one peer. `gone`: it is dead, and dialling it takes a moment to find out."""
+    """Sockets to one peer. `gone`: it is dead, which a dial detects after a moment."""
 
     gone = False
 
@@ -198,7 +198,7 @@ class Bench:
         return found
 
     def values(self, lane: int, *, at: int | None = None) -> list[bytes]:
-        """As its coordinator shows them, unless told otherwise."""
+        """As its coordinator shows them by default."""
         at = at or self.coordinator(lane)
         return self.cluster.values(lane, at=at) if at in self.cluster.nodes else []
 
@@ -269,8 +269,8 @@ class Reading:
     def _messages(self, values: list[memoryview]) -> None:
         for value in values:
             if self.lanes is None and bytes(value[:8]) == b'{"lanes"':
-                told = msgspec.json.decode(value)
-                self.lanes, self.epoch = told["lanes"], told.get("epoch", 0)
+                header = msgspec.json.decode(value)
+                self.lanes, self.epoch = header["lanes"], header.get("epoch", 0)
             elif bytes(value[:1]) == b"{":
                 self.raw.append(bytes(value))
             else:

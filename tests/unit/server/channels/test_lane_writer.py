@@ -102,7 +102,7 @@ def sent(ordinal: int, *, size: int = 10, age_ms: int = 0) -> ProducerWrite:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_a_lane_does_writes_are_stored_once_and_in_order(seed: int) -> None:
+def test_writes_are_stored_once_and_in_order_whatever_the_lane_answers(seed: int) -> None:
     rng = Random(seed)
 
     async def scenario() -> None:
@@ -131,7 +131,7 @@ def test_whatever_a_lane_does_writes_are_stored_once_and_in_order(seed: int) -> 
     run(scenario)
 
 
-def test_a_refusal_that_does_not_pass_is_told_to_the_client() -> None:
+def test_a_permanent_refusal_is_reported_to_the_client() -> None:
     async def scenario() -> None:
         lane: Any = MadLane(1, trouble=0.0)
         writer = LaneWriter(lane, lane, lane, lambda _: None)
@@ -168,7 +168,7 @@ def test_after_two_seconds_without_progress_the_client_goes_elsewhere(answer: An
     run(scenario)
 
 
-def test_a_write_that_may_have_happened_is_not_told_as_one_that_did_not() -> None:
+def test_a_write_that_may_have_happened_is_not_reported_as_refused() -> None:
     """The first answer was lost and all later ones were refusals: the outcome is unknown."""
 
     async def scenario() -> None:

@@ -21,8 +21,8 @@ def events(reading: Reading, lane: int) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, reading.raw) if event["lane"] == lane]
 
 
-def values(told: list[dict[str, Any]]) -> list[bytes]:
-    batches = [Batch(b64decode(event["batch"])) for event in told if event["event"] == "enqueue"]
+def values(seen: list[dict[str, Any]]) -> list[bytes]:
+    batches = [Batch(b64decode(event["batch"])) for event in seen if event["event"] == "enqueue"]
     return [bytes(value) for batch in batches for value in batch.values()]
 
 
@@ -34,7 +34,7 @@ async def opened(bench: Bench) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_a_record_is_told_of_then_who_has_stored_it_then_that_it_is_committed(at: int) -> None:
+def test_an_observer_sees_a_record_then_who_stored_it_then_its_commit(at: int) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = (await opened(bench))[1]
@@ -43,21 +43,21 @@ def test_a_record_is_told_of_then_who_has_stored_it_then_that_it_is_committed(at
             producer.send(record(b"x", b"y", lane=lane))
             await producer.commit()
             await bench.until(lambda: len(events(observer, lane)) >= 5)
-            told = events(observer, lane)
-            assert values(told) == [b"x", b"y"]
-            first = told[0]
+            seen = events(observer, lane)
+            assert values(seen) == [b"x", b"y"]
+            first = seen[0]
             assert (first["event"], first["first_version"], first["last_version"]) == ("enqueue", 1, 2)
-            stored = {event["peer"]: event["upto_version"] for event in told if event["event"] == "stored"}
+            stored = {event["peer"]: event["upto_version"] for event in seen if event["event"] == "stored"}
             assert stored == {1: 2, 2: 2, 3: 2}
-            names = [event["event"] for event in told]
+            names = [event["event"] for event in seen]
             committed = names.index("committed")
-            assert told[committed]["upto_version"] == 2
+            assert seen[committed]["upto_version"] == 2
             assert names[:committed].count("stored") >= 2
 
     run(scenario)
 
 
-def test_what_is_stored_here_is_told_of_before_a_quorum_has_it() -> None:
+def test_a_record_stored_here_is_reported_before_a_quorum_has_it() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = (await opened(bench))[1]
@@ -72,7 +72,7 @@ def test_what_is_stored_here_is_told_of_before_a_quorum_has_it() -> None:
     run(scenario)
 
 
-def test_nothing_that_was_committed_before_is_told_again() -> None:
+def test_earlier_commits_are_not_reported_again() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = (await opened(bench))[1]
@@ -90,7 +90,7 @@ def test_nothing_that_was_committed_before_is_told_again() -> None:
     run(scenario)
 
 
-def test_positions_only_grow_and_every_record_is_told_of_once_under_load() -> None:
+def test_under_load_positions_grow_and_every_record_is_reported_once() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lanes = await opened(bench)
@@ -107,11 +107,11 @@ def test_positions_only_grow_and_every_record_is_told_of_once_under_load() -> No
             await bench.until(lambda: all(values(events(observer, lane)) == expected for lane in lanes.values()))
             await bench.run(0.5)
             for lane in lanes.values():
-                told = events(observer, lane)
+                seen = events(observer, lane)
                 for key in ("enqueue", "committed", *((peer,) for peer in (1, 2, 3))):
                     found = [
                         event.get("upto_version") or event["last_version"]
-                        for event in told
+                        for event in seen
                         if event["event"] == key or (event["event"] == "stored" and (event["peer"],) == key)
                     ]
                     assert found == sorted(set(found))
@@ -120,7 +120,7 @@ def test_positions_only_grow_and_every_record_is_told_of_once_under_load() -> No
     run(scenario)
 
 
-def test_an_observer_that_does_not_keep_up_costs_what_its_channel_holds_and_misses_no_record() -> None:
+def test_a_slow_observer_has_bounded_memory_and_misses_no_record() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = (await opened(bench))[1]

@@ -1,4 +1,4 @@
-"""What a channel may be opened with, and by whom."""
+"""Parameters and rights with which a channel may be opened."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ HEX = "0" * 32
         ({"role": "reader", "queue": "elsewhere"}, NotCoordinator),
     ],
 )
-def test_what_is_wrong_with_the_request_is_said_before_anything_is_opened(
-    asked: dict[str, Any], error: type[AvowError]
-) -> None:
+def test_a_wrong_request_is_refused_before_anything_is_opened(asked: dict[str, Any], error: type[AvowError]) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("orders", lanes=2)
@@ -55,7 +53,7 @@ def test_what_is_wrong_with_the_request_is_said_before_anything_is_opened(
 
 
 @pytest.mark.parametrize("after", ["0", "0:", ":1", "0:1,", "0:x", "-1:1", "0:1 "])
-def test_versions_to_begin_after_are_lanes_and_numbers(after: str) -> None:
+def test_start_versions_are_lanes_and_numbers(after: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"role": "reader", "queue": "q", "after": after}, ChannelParameters, strict=False)
 
@@ -87,7 +85,7 @@ def test_each_role_needs_its_rights_on_that_queue(role: dict[str, str], needed: 
     run(scenario)
 
 
-def test_there_are_no_more_channels_than_the_setting_says() -> None:
+def test_the_number_of_channels_is_limited_by_the_setting() -> None:
     async def scenario() -> None:
         async with Bench(channels_max=2) as bench:
             bench.cluster.create("orders")

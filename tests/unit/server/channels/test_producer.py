@@ -45,7 +45,7 @@ def test_records_are_stored_in_order_through_any_peer(at: int) -> None:
     run(scenario)
 
 
-def test_what_waits_while_another_peer_coordinates_becomes_one_record() -> None:
+def test_messages_that_wait_for_a_remote_coordinator_become_one_record() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -61,7 +61,7 @@ def test_what_waits_while_another_peer_coordinates_becomes_one_record() -> None:
     run(scenario)
 
 
-def test_a_commit_is_not_acknowledged_before_a_quorum_has_what_it_covers() -> None:
+def test_a_commit_is_not_acknowledged_before_a_quorum_has_its_messages() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -97,7 +97,7 @@ def test_a_commit_without_messages_is_acknowledged_at_once_and_covers_those_befo
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_death_of_the_coordinator_neither_loses_nor_doubles_nor_reorders(seed: int) -> None:
+def test_the_death_of_the_coordinator_neither_loses_duplicates_nor_reorders(seed: int) -> None:
     async def scenario() -> None:
         async with Bench(seed=seed) as bench:
             lane = bench.cluster.create("orders")
@@ -118,7 +118,7 @@ def test_the_death_of_the_coordinator_neither_loses_nor_doubles_nor_reorders(see
     run(scenario)
 
 
-def test_the_death_of_the_peer_it_writes_through_hands_back_what_is_sent_again_elsewhere() -> None:
+def test_after_the_death_of_its_peer_a_producer_resends_through_another() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -144,7 +144,7 @@ def test_the_death_of_the_peer_it_writes_through_hands_back_what_is_sent_again_e
     run(scenario)
 
 
-def test_a_write_id_that_is_sent_again_is_stored_once() -> None:
+def test_a_repeated_write_id_is_stored_once() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -188,7 +188,7 @@ def test_without_a_quorum_the_client_is_sent_elsewhere_with_all_it_has_sent() ->
         (bytes(8) + b"no record at all" * 10, "BAD_MAGIC"),
     ],
 )
-def test_what_is_no_record_ends_the_channel_and_what_came_before_it_is_stored(value: bytes, name: str) -> None:
+def test_an_invalid_record_ends_the_channel_and_earlier_ones_are_stored(value: bytes, name: str) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders", lanes=2)
@@ -252,7 +252,7 @@ def test_a_pubsub_record_goes_to_the_lane_it_is_bound_to() -> None:
     run(scenario)
 
 
-def test_a_pubsub_lane_that_has_ended_ends_the_channel_and_says_so() -> None:
+def test_an_ended_pubsub_lane_ends_the_channel_with_its_error() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("news", strategy="pub-sub")
@@ -302,7 +302,7 @@ def test_json_messages_between_two_commits_are_one_write_and_keys_find_their_lan
     run(scenario)
 
 
-def test_a_page_that_sends_its_commits_again_on_a_new_channel_stores_them_once() -> None:
+def test_a_page_that_resends_its_commits_on_a_new_channel_stores_them_once() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")

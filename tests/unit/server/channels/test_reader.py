@@ -1,4 +1,4 @@
-"""Readers' channels: what becomes visible is pushed, in order, as long as the client keeps up."""
+"""Readers' channels: visible messages are pushed in order, as long as the client keeps up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbered(count: int, *, start: int = 0) -> list[bytes]:
     return [b"%d" % number for number in range(start, start + count)]
 
 
-def test_a_reader_gets_what_is_there_and_what_comes() -> None:
+def test_a_reader_gets_existing_and_new_messages() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders", lanes=2)
@@ -37,7 +37,7 @@ def test_a_reader_gets_what_is_there_and_what_comes() -> None:
     run(scenario)
 
 
-def test_a_reader_begins_where_it_says() -> None:
+def test_a_reader_starts_at_its_requested_version() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders", lanes=2)
@@ -75,7 +75,7 @@ def test_as_json_each_message_is_a_line_and_a_group_is_one_commit() -> None:
     run(scenario)
 
 
-def test_a_reader_that_withholds_its_acks_is_pushed_no_more_than_the_limit_and_goes_on_when_it_acknowledges() -> None:
+def test_a_reader_without_acks_gets_no_more_than_the_limit_and_resumes_with_acks() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -120,7 +120,7 @@ def test_lanes_take_turns() -> None:
     run(scenario)
 
 
-def test_what_is_trimmed_before_it_was_read_is_said() -> None:
+def test_messages_trimmed_before_they_were_read_are_reported() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -139,7 +139,7 @@ def test_what_is_trimmed_before_it_was_read_is_said() -> None:
     run(scenario)
 
 
-def test_a_reader_of_a_deleted_queue_is_told() -> None:
+def test_a_reader_of_a_deleted_queue_gets_an_error() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             for name, strategy in (("orders", "two-phase"), ("news", "pub-sub")):
@@ -165,7 +165,7 @@ def test_a_reader_at_a_peer_that_is_cut_off_is_sent_elsewhere() -> None:
     run(scenario)
 
 
-def test_a_channel_survives_its_socket_and_nothing_is_lost_or_doubled() -> None:
+def test_a_channel_survives_its_socket_and_nothing_is_lost_or_duplicated() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -201,7 +201,7 @@ async def publish(bench: Bench, at: int, values: list[bytes]) -> None:
     producer.close()
 
 
-def test_a_reader_of_a_pubsub_queue_follows_new_lanes_and_is_done_with_those_that_ended() -> None:
+def test_a_reader_of_a_pubsub_queue_follows_new_lanes_and_finishes_ended_ones() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("news", strategy="pub-sub")
@@ -226,7 +226,7 @@ def test_a_reader_of_a_pubsub_queue_follows_new_lanes_and_is_done_with_those_tha
     run(scenario)
 
 
-def test_a_pubsub_lane_that_is_removed_whole_before_it_was_read_is_said() -> None:
+def test_a_pubsub_lane_removed_before_it_was_read_is_reported() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("news", strategy="pub-sub")

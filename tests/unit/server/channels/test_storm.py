@@ -25,7 +25,7 @@ LANES = 3
 
 
 class Member(Reading):
-    """Deals with what it gets at once, and comes back whenever its channel is over."""
+    """Processes messages at once, and reconnects whenever its channel ends."""
 
     def __init__(self, bench: Bench, name: str, rng: Random) -> None:
         super().__init__(acks=False)
@@ -49,7 +49,7 @@ class Member(Reading):
         self.since = []
 
     def deal_with(self) -> None:
-        """A few groups, from the oldest on, and a barrier behind them."""
+        """Commits the oldest few groups, then sends a barrier."""
         count = self.rng.randrange(4)
         done, self.groups = self.groups[:count], self.groups[count:]
         if not done or self.channel.ended:
@@ -86,7 +86,7 @@ class Member(Reading):
 
 
 class Producer:
-    """Sends on, and after each failure sends again what was not acknowledged, with its age."""
+    """Keeps sending; after each failure it resends unacknowledged writes with their age."""
 
     def __init__(self, bench: Bench, name: str, rng: Random) -> None:
         self.bench, self.name, self.rng = bench, name, rng
@@ -131,7 +131,7 @@ class Producer:
 
 
 async def fill(bench: Bench, rng: Random, until: float) -> None:
-    """A pub-sub queue, past all channels: what becomes of it is not looked at here."""
+    """To a pub-sub queue, without a channel; the outcome is not checked here."""
     while bench.cluster.now < until:
         await bench.run(0.05)
         for number, node in list(bench.cluster.nodes.items()):
@@ -166,7 +166,7 @@ async def weather(bench: Bench, rng: Random, until: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_is_lost_doubled_or_committed_twice_in_a_storm(seed: int) -> None:
+def test_nothing_is_lost_duplicated_or_committed_twice_under_random_faults(seed: int) -> None:
     rng = Random(seed)
 
     async def scenario() -> None:
@@ -193,7 +193,7 @@ def test_nothing_is_lost_doubled_or_committed_twice_in_a_storm(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_version_of_a_pubsub_queue_is_committed_twice_in_a_storm(seed: int) -> None:
+def test_no_version_of_a_pubsub_queue_is_committed_twice_under_random_faults(seed: int) -> None:
     rng = Random(seed)
 
     async def scenario() -> None:

@@ -30,7 +30,7 @@ async def subscribe(bench: Bench, at: int = 1, *, member: str = "", acks: bool =
 # ---------------------------------------------------------------------- cursors
 
 
-def test_acks_move_the_durable_cursor_and_the_next_reader_begins_there() -> None:
+def test_acks_move_the_durable_cursor_and_the_next_reader_starts_there() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders", lanes=2)
@@ -74,7 +74,7 @@ def test_a_page_reads_json_and_the_limit_in_the_middle_of_a_group_loses_nothing(
     run(scenario)
 
 
-def test_without_acks_the_cursor_stays_and_what_was_delivered_comes_again() -> None:
+def test_without_acks_the_cursor_stays_and_messages_are_redelivered() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -91,7 +91,7 @@ def test_without_acks_the_cursor_stays_and_what_was_delivered_comes_again() -> N
     run(scenario)
 
 
-def test_a_clients_commit_is_acknowledged_when_the_moves_before_it_are_durable_and_not_earlier() -> None:
+def test_a_clients_commit_is_acknowledged_only_when_earlier_moves_are_durable() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -115,7 +115,7 @@ def test_a_clients_commit_is_acknowledged_when_the_moves_before_it_are_durable_a
 
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
-def test_a_new_subscriber_may_begin_at_the_end_and_keeps_its_place_from_then_on(strategy: str) -> None:
+def test_a_new_subscriber_may_start_at_the_end_and_then_keeps_its_cursor(strategy: str) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders", strategy=strategy)
@@ -144,7 +144,7 @@ def test_a_new_subscriber_may_begin_at_the_end_and_keeps_its_place_from_then_on(
     run(scenario)
 
 
-def test_one_that_begins_at_the_end_of_an_empty_lane_misses_nothing_afterwards() -> None:
+def test_a_subscriber_that_starts_at_the_end_of_an_empty_lane_misses_nothing() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -160,7 +160,7 @@ def test_one_that_begins_at_the_end_of_an_empty_lane_misses_nothing_afterwards()
 
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
-def test_a_client_may_name_a_version_that_no_commit_stands_for(strategy: str) -> None:
+def test_a_client_may_acknowledge_any_version(strategy: str) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders", strategy=strategy)
@@ -183,15 +183,15 @@ def test_a_client_may_name_a_version_that_no_commit_stands_for(strategy: str) ->
 
 
 @pytest.mark.parametrize(
-    "said", [b"x", b"{}", b'{"versions":{"a":1}}', b'{"versions":{"7":1}}', b'{"versions":{"0":99}}']
+    "message", [b"x", b"{}", b'{"versions":{"a":1}}', b'{"versions":{"7":1}}', b'{"versions":{"0":99}}']
 )
-def test_anything_else_that_a_client_sends_is_refused(said: bytes) -> None:
+def test_other_messages_of_a_client_are_refused(message: bytes) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("orders")
             reader = await subscribe(bench)
             await bench.until(lambda: reader.lanes is not None)
-            reader.channel.send(said)
+            reader.channel.send(message)
             await bench.until(lambda: reader.ended)
             assert reader.failure.name == "INVALID_REQUEST"
 
@@ -227,7 +227,7 @@ def test_a_second_reader_takes_over_and_late_acks_of_the_first_move_nothing() ->
     run(scenario)
 
 
-def test_who_is_replaced_is_told_by_whom() -> None:
+def test_a_replaced_reader_learns_by_whom() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("orders")
@@ -243,7 +243,7 @@ def test_who_is_replaced_is_told_by_whom() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
-def test_members_share_the_lanes_and_share_them_anew_when_one_leaves(strategy: str) -> None:
+def test_members_share_the_lanes_and_redistribute_them_when_one_leaves(strategy: str) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lanes = 4 if strategy == "two-phase" else 1
@@ -278,7 +278,7 @@ def test_members_share_the_lanes_and_share_them_anew_when_one_leaves(strategy: s
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
 @pytest.mark.parametrize("step", range(8))
-def test_what_is_under_way_when_a_reader_is_replaced_is_decided_before_it_is_told(strategy: str, step: int) -> None:
+def test_moves_in_flight_when_a_reader_is_replaced_are_decided_before_it_is_notified(strategy: str, step: int) -> None:
     """The client's commit is acknowledged if and only if its cursor has moved: it does not have to wonder."""
 
     async def scenario() -> None:
@@ -307,7 +307,7 @@ def test_what_is_under_way_when_a_reader_is_replaced_is_decided_before_it_is_tol
 
 
 @pytest.mark.parametrize("strategy", ["two-phase", "pub-sub"])
-def test_members_who_come_all_at_once_settle_and_stay(strategy: str) -> None:
+def test_members_that_join_together_reach_a_stable_assignment(strategy: str) -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("orders", strategy=strategy, lanes=6 if strategy == "two-phase" else 1)
@@ -326,7 +326,7 @@ def test_members_who_come_all_at_once_settle_and_stay(strategy: str) -> None:
     run(scenario)
 
 
-def test_a_member_whose_client_does_not_come_back_is_replaced_by_the_others() -> None:
+def test_the_others_take_the_lanes_of_a_member_whose_client_does_not_return() -> None:
     async def scenario() -> None:
         async with Bench(window_s=2.0) as bench:
             bench.cluster.create("orders", lanes=2)
@@ -381,7 +381,7 @@ def test_a_peer_that_is_started_again_forgets_the_channels_of_its_last_run() -> 
     run(scenario)
 
 
-def test_a_subscriber_that_is_removed_while_it_reads_is_told_to_begin_anew() -> None:
+def test_a_subscriber_removed_while_it_reads_is_told_to_start_again() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("orders")
@@ -421,7 +421,7 @@ def test_a_subscriber_of_a_pubsub_queue_reads_all_lanes_and_its_vector_moves() -
     run(scenario)
 
 
-def test_a_vector_that_somebody_moved_in_between_ends_the_reader_of_that_lane() -> None:
+def test_a_vector_moved_by_another_client_ends_the_reader_of_that_lane() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("orders", strategy="pub-sub")

@@ -47,7 +47,7 @@ def tokens(tmp_path: Path) -> Tokens:
     return load_tokens(tokens_in(tmp_path))
 
 
-def test_rights_follow_the_patterns_that_fit(tokens: Tokens) -> None:
+def test_rights_follow_the_matching_patterns(tokens: Tokens) -> None:
     spark = tokens.bearer(b"Bearer s3cret")
     assert spark.name == "spark"
     assert spark.may("write", "orders.eu")
@@ -65,7 +65,7 @@ def test_an_admin_may_do_everything(tokens: Tokens) -> None:
     assert ops.may("manage", "anything")
 
 
-def test_without_a_queue_any_pattern_counts(tokens: Tokens) -> None:
+def test_without_a_queue_any_pattern_is_enough(tokens: Tokens) -> None:
     spark = tokens.bearer(b"Bearer s3cret")
     assert spark.may("write")
     assert not spark.may("manage")
@@ -79,11 +79,11 @@ def test_a_client_without_a_known_token_is_refused(tokens: Tokens, header: bytes
         tokens.bearer(header)
 
 
-def test_a_peer_without_tokens_lets_everybody_in() -> None:
+def test_a_peer_without_tokens_grants_every_right() -> None:
     assert load_tokens(Settings()).bearer(None).may("admin")
 
 
-def test_memory_of_rights_is_bounded(tokens: Tokens) -> None:
+def test_the_cache_of_rights_is_bounded(tokens: Tokens) -> None:
     spark = tokens.bearer(b"Bearer s3cret")
     for number in range(3000):
         assert spark.may("read", f"queue{number}")
@@ -102,7 +102,7 @@ def test_memory_of_rights_is_bounded(tokens: Tokens) -> None:
         2 * f"[[token]]\nname = 'a'\nsha256 = '{'0' * 64}'\n",
     ],
 )
-def test_a_file_that_is_no_list_of_tokens_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+def test_an_invalid_tokens_file_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"tokens\.toml"):
         load_tokens(tokens_in(tmp_path, text))
 
@@ -165,7 +165,7 @@ def test_without_files_there_is_no_tls() -> None:
     assert link_contexts(Settings()) == (None, None)
 
 
-def test_peers_ask_each_other_for_certificates_when_there_is_an_authority(pki: dict[str, str]) -> None:
+def test_peers_require_certificates_of_each_other_when_there_is_an_authority(pki: dict[str, str]) -> None:
     settings = Settings(tls_cert=pki["cert"], tls_key=pki["key"], tls_ca=pki["ca"])
     accepting, dialling = link_contexts(settings)
     assert accepting is not None
@@ -176,7 +176,7 @@ def test_peers_ask_each_other_for_certificates_when_there_is_an_authority(pki: d
     assert api.verify_mode.name == "CERT_NONE"
 
 
-def test_files_that_do_not_fit_are_refused_in_words(pki: dict[str, str], tmp_path: Path) -> None:
+def test_mismatched_files_are_refused_with_an_explanation(pki: dict[str, str], tmp_path: Path) -> None:
     text = tmp_path / "text.pem"
     text.write_text("no certificate")
     wrong = {

@@ -16,11 +16,11 @@ def echo(exchange: HttpRequest) -> None:
     exchange.answer(200, bytes(exchange.body) or b"-")
 
 
-def told(transport: MemoryTransport) -> list[bytes]:
+def bodies(transport: MemoryTransport) -> list[bytes]:
     return [body for _, _, body in answers(transport.sent)]
 
 
-def test_answers_leave_in_the_order_of_requests_whatever_the_order_they_come_in() -> None:
+def test_answers_leave_in_the_order_of_their_requests() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request(b"a") + request(b"b") + request(b"c"))
@@ -30,7 +30,7 @@ def test_answers_leave_in_the_order_of_requests_whatever_the_order_they_come_in(
     assert not client.sent
     first.answer(200, b"1")
     bench.turn()
-    assert told(client) == [b"1", b"2", b"3"]
+    assert bodies(client) == [b"1", b"2", b"3"]
     assert bench.listener.statistics()["requests_in_flight"] == 0
 
 
@@ -50,7 +50,7 @@ def test_requests_answered_while_they_are_read_leave_in_one_write() -> None:
     client = bench.connect()
     client.protocol.data_received(request(b"a") * 50)
     assert client.writes == 1
-    assert told(client) == [b"a"] * 50
+    assert bodies(client) == [b"a"] * 50
 
 
 @given(st.lists(st.integers(1, 400), max_size=12))
@@ -63,7 +63,7 @@ def test_a_stream_cut_anywhere_reads_the_same(cuts: list[int]) -> None:
     for size in [*cuts, len(stream)]:
         client.protocol.data_received(stream[at : at + size])
         at += size
-    assert told(client) == [b"first body", b"abcde", b"-", b"x" * 300]
+    assert bodies(client) == [b"first body", b"abcde", b"-", b"x" * 300]
 
 
 def test_a_second_answer_is_dropped() -> None:
@@ -72,7 +72,7 @@ def test_a_second_answer_is_dropped() -> None:
     client.protocol.data_received(request())
     bench.asked[0].answer(200, b"once")
     bench.asked[0].answer(500, b"twice")
-    assert told(client) == [b"once"]
+    assert bodies(client) == [b"once"]
 
 
 def test_head_is_answered_like_get_without_the_body() -> None:
@@ -102,7 +102,7 @@ def test_http_1_0_closes_unless_it_asks_not_to() -> None:
     assert answers(kept.sent)[0][1]["connection"] == "keep-alive"
 
 
-def test_a_client_that_expects_to_be_asked_is_asked_for_its_body() -> None:
+def test_a_client_that_expects_100_continue_gets_it() -> None:
     bench = Bench(echo)
     client = bench.connect()
     whole = request(b"body", headers="expect: 100-continue\r\n")
@@ -112,7 +112,7 @@ def test_a_client_that_expects_to_be_asked_is_asked_for_its_body() -> None:
     assert answers(client.sent)[1][2] == b"body"
 
 
-def test_a_body_that_is_announced_too_large_is_refused_before_it_comes() -> None:
+def test_a_body_announced_as_too_large_is_refused_before_it_is_read() -> None:
     bench = Bench(echo)
     client = bench.connect()
     head = b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 10001\r\n\r\n"
@@ -135,7 +135,7 @@ def test_a_chunked_body_is_refused_as_soon_as_it_is_too_large() -> None:
     assert statuses(client.sent) == [413]
 
 
-def test_a_head_that_does_not_end_is_refused() -> None:
+def test_an_endless_head_is_refused() -> None:
     bench = Bench(echo)
     in_one, in_pieces = bench.connect(), bench.connect()
     in_one.protocol.data_received(request(headers="x: " + "y" * HEAD_SIZE_BYTES_MAX + "\r\n"))
@@ -169,7 +169,7 @@ def test_garbage_is_answered_400_and_the_connection_ends(garbage: bytes) -> None
 
 
 @given(st.binary(max_size=300), st.integers(1, 50))
-def test_no_bytes_make_an_exception(garbage: bytes, size: int) -> None:
+def test_no_input_bytes_raise_an_exception(garbage: bytes, size: int) -> None:
     bench = Bench(echo)
     client = bench.connect()
     for at in range(0, len(garbage), size):
@@ -180,7 +180,7 @@ def test_no_bytes_make_an_exception(garbage: bytes, size: int) -> None:
     assert bench.listener.statistics()["connections"] == 0
 
 
-def test_what_was_asked_before_the_garbage_is_answered_before_it() -> None:
+def test_requests_before_the_garbage_are_answered_first() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request(b"good") + b"\x00garbage\r\n\r\n")
@@ -195,10 +195,10 @@ def test_an_upgrade_is_not_granted_and_the_request_is_answered() -> None:
     client = bench.connect()
     upgrade = request(method="GET", headers="connection: upgrade, http2-settings\r\nupgrade: h2c\r\n")
     client.protocol.data_received(upgrade + request(b"next"))
-    assert told(client) == [b"-", b"next"]
+    assert bodies(client) == [b"-", b"next"]
 
 
-def test_no_more_requests_than_the_bound_are_in_hand_at_a_time() -> None:
+def test_concurrent_requests_of_a_connection_are_bounded() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request(b"a") * (PIPELINED_MAX + 10))
@@ -211,7 +211,7 @@ def test_no_more_requests_than_the_bound_are_in_hand_at_a_time() -> None:
     assert client.reading
 
 
-def test_thousands_of_requests_behind_one_that_waits_are_answered_in_order() -> None:
+def test_thousands_of_requests_after_a_slow_one_are_answered_in_order() -> None:
     waiting: list[HttpRequest] = []
 
     def handle(exchange: HttpRequest) -> None:
@@ -227,11 +227,11 @@ def test_thousands_of_requests_behind_one_that_waits_are_answered_in_order() -> 
     waiting[0].answer(200, b"first")
     for _ in range(3):
         bench.turn()
-    assert told(client) == [b"first", *(b"%d" % n for n in range(5000))]
+    assert bodies(client) == [b"first", *(b"%d" % n for n in range(5000))]
     assert client.reading
 
 
-def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:
+def test_reading_pauses_for_a_client_that_does_not_read_its_answers() -> None:
     bench = Bench()
     client = bench.connect()
     client.stuck = True
@@ -248,7 +248,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:
     assert client.aborted
 
 
-def test_large_answers_are_not_piled_up_for_requests_that_came_together() -> None:
+def test_large_answers_do_not_accumulate_for_pipelined_requests() -> None:
     bench = Bench(lambda exchange: exchange.answer(200, bytes(1 << 20)))
     client = bench.connect()
     client.stuck = True
@@ -283,7 +283,7 @@ def test_waiting_ends_when_the_client_hangs_up() -> None:
     }
 
 
-def test_a_client_that_sends_no_more_still_gets_its_answers() -> None:
+def test_a_half_closed_client_still_gets_its_answers() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request() * 2)
@@ -295,7 +295,7 @@ def test_a_client_that_sends_no_more_still_gets_its_answers() -> None:
     assert client.closed
 
 
-def test_errors_of_a_handler_are_answers() -> None:
+def test_errors_of_a_handler_become_answers() -> None:
     def fail(exchange: HttpRequest) -> None:
         if exchange.body == b"gone":
             raise UnknownQueue("there is no such queue")

@@ -26,7 +26,7 @@ def test_a_peers_address_as_an_origin(api: str, origins: set[str]) -> None:
     assert set(origins_of(api)) == origins
 
 
-def test_what_is_allowed_follows_the_table_of_peers() -> None:
+def test_allowed_origins_follow_the_list_of_peers() -> None:
     apis = ["https://a:1"]
     cors = Cors(["https://listed"], lambda: apis)
     assert [cors.allows(origin) for origin in (b"https://a:1", b"https://b:1", b"https://listed")] == [
@@ -52,6 +52,6 @@ def test_origins_are_listed_with_commas() -> None:
 @pytest.mark.parametrize(
     "text", ["*", "shop.example", "https://a/path", "https://A.example", "https://a b", "https://", "https://\xe9"]
 )
-def test_what_is_no_origin_is_refused(text: str) -> None:
+def test_an_invalid_origin_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="cors_origins"):
         read_origins(text)

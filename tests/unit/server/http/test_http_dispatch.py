@@ -28,7 +28,7 @@ def refused(method: str, url: str) -> tuple[int, str]:
     return reply.status, error_of(reply.body)["message"]
 
 
-def test_every_row_has_a_handler_and_every_handler_a_row() -> None:
+def test_every_route_has_a_handler_and_every_handler_a_route() -> None:
     assert sorted(route.operation for route in ROUTES) == sorted(HANDLERS)
 
 
@@ -44,18 +44,18 @@ def test_names_are_unquoted_after_the_path_is_split() -> None:
     assert call.parameters.queue == "a/b é"
 
 
-def test_what_has_no_value_is_as_if_it_were_not_there() -> None:
+def test_a_parameter_without_a_value_is_ignored() -> None:
     call = find("GET", "/v1/queues/q/messages?lane=&after=&at_least=")
     assert isinstance(call, Call)
     assert call.parameters == ReadParameters(queue="q")
 
 
-def test_head_is_found_as_get_and_a_whole_url_as_its_path() -> None:
+def test_head_is_routed_as_get_and_a_full_url_by_its_path() -> None:
     assert isinstance(find("HEAD", "/healthz"), Call)
     assert isinstance(find("GET", "http://elsewhere:80/healthz"), Call)
 
 
-def test_the_same_url_is_found_again_without_parsing_it() -> None:
+def test_a_repeated_url_is_routed_without_parsing_it() -> None:
     dispatcher = Dispatcher()
     first = dispatcher.find(b"GET", b"/v1/queues/q")
     assert dispatcher.find(b"GET", b"/v1/queues/q") is first
@@ -68,7 +68,7 @@ def test_the_same_url_is_found_again_without_parsing_it() -> None:
     "name", ["g", "a%2Fb", "%C3%A9", "", "a?x=1", "?", "a#b", "a?timeout_s=2", "x" * 600, "é", "a//b", "%", "%FF"]
 )
 @pytest.mark.parametrize("path", ["/v1/pledges/{}/prepare", "/v1/pledges/{}/submit", "http://x/v1/pledges/{}/submit"])
-def test_a_pledge_is_found_the_same_when_others_were_found_before(path: str, name: str) -> None:
+def test_a_pledge_is_routed_the_same_after_others_were_cached(path: str, name: str) -> None:
     url = path.format(name).encode("latin-1")
     practised = Dispatcher()
     for before in (b"/v1/pledges/other/prepare", b"/v1/pledges/other/submit"):
@@ -77,7 +77,7 @@ def test_a_pledge_is_found_the_same_when_others_were_found_before(path: str, nam
         assert practised.find(method, url) == Dispatcher().find(method, url)
 
 
-def test_paths_that_differ_only_where_another_has_a_name_are_told_apart_by_the_method() -> None:
+def test_paths_that_differ_only_in_a_parameter_are_distinguished_by_the_method() -> None:
     found = [find("POST", "/v1/pledges/retry"), find("GET", "/v1/pledges/retry"), find("POST", "/v1/pledges/g/retry")]
     assert [call.route.operation for call in found if isinstance(call, Call)] == [
         "retry_pledges",
@@ -148,7 +148,7 @@ def test_any_url_is_a_call_or_a_refusal(url: bytes) -> None:
         (b"", None),
     ],
 )
-def test_the_most_wanted_type_is_chosen(accept: bytes, chosen: str | None) -> None:
+def test_the_most_preferred_type_is_chosen(accept: bytes, chosen: str | None) -> None:
     assert negotiate(accept, ["a/json", "a/raw"]) == chosen
 
 
@@ -167,7 +167,7 @@ def test_the_document_has_every_route_and_nothing_else() -> None:
     assert listed == {(route.method, route.path) for route in ROUTES}
 
 
-def test_every_reference_in_the_document_leads_somewhere() -> None:
+def test_every_reference_in_the_document_resolves() -> None:
     text = msgspec.json.encode(DOCUMENT).decode()
     names = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
     assert names

@@ -11,7 +11,7 @@ from avow.server.http.error_reply import elsewhere, reply_of, reply_of_answer
 from avow.server.http.write_replies import joined
 
 
-def test_every_error_keeps_its_own_status_and_says_whether_it_happened() -> None:
+def test_every_error_keeps_its_status_and_says_whether_the_operation_happened() -> None:
     reply = reply_of(NotEqual(expected=3, current=7))
     error = error_of(reply.body)
     assert reply.status == 409
@@ -28,45 +28,45 @@ def test_a_refusal_of_a_lane_is_answered_as_the_error_of_its_code(code: str) -> 
     assert error["message"]
 
 
-def test_not_equal_carries_the_cursor_even_when_the_lane_is_empty() -> None:
+def test_not_equal_carries_the_cursor_even_for_an_empty_lane() -> None:
     assert error_of(reply_of_answer(Refusal("NOT_EQUAL", 0)).body)["cursor"] == 0
 
 
-def test_a_reader_that_was_replaced_is_told_where_its_messages_go() -> None:
+def test_a_replaced_reader_learns_where_its_messages_go() -> None:
     reply = reply_of_answer(Refusal("FENCED"))
     error = error_of(reply.body)
     assert (reply.status, error["definite"], error["retriable"]) == (409, True, False)
     assert "another reader took over" in error["message"]
 
 
-def test_a_code_nobody_knows_is_an_error_that_names_it() -> None:
+def test_an_unknown_code_is_an_error_that_names_it() -> None:
     error = error_of(reply_of_answer(Refusal("NEW_IN_A_LATER_VERSION")).body)
     assert (error["code"], error["definite"], error["answered"]) == ("ERROR", False, "NEW_IN_A_LATER_VERSION")
 
 
-def test_an_answer_that_is_lost_is_the_one_indefinite_one() -> None:
+def test_a_lost_answer_is_the_only_indefinite_error() -> None:
     reply = reply_of_answer(LOST, details={"write_id": "aa"})
     error = error_of(reply.body)
     assert (reply.status, error["code"], error["definite"], error["write_id"]) == (504, "UNKNOWN", False, "aa")
 
 
-def test_details_never_replace_what_an_error_is() -> None:
+def test_details_never_replace_the_fields_of_an_error() -> None:
     assert error_of(reply_of(Offline("x"), details={"code": "FINE"}).body)["code"] == "OFFLINE"
 
 
-def test_clients_are_told_when_to_come_back_and_how_to_say_who_they_are() -> None:
+def test_errors_carry_retry_after_and_www_authenticate() -> None:
     assert reply_of(Offline("x")).headers == b"retry-after: 1\r\n"
     assert reply_of(NotAuthenticated("x")).headers.startswith(b"www-authenticate: Bearer")
 
 
-def test_a_redirect_needs_somewhere_to_go() -> None:
+def test_a_redirect_needs_a_location() -> None:
     assert (
         elsewhere(NotCoordinator("x", coordinator=2, api="http://b:1/"), "/y").headers == b"location: http://b:1/y\r\n"
     )
     assert elsewhere(NotCoordinator("x"), "/y").status == 503
 
 
-def test_an_address_cannot_smuggle_a_header() -> None:
+def test_an_address_cannot_inject_a_header() -> None:
     assert b"evil" not in elsewhere(NotCoordinator("x", api="http://b:1\r\nevil: 1"), "/y").headers
 
 
@@ -74,7 +74,7 @@ DONE = Done(1, 2)
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "combined"),
     [
         ([DONE, DONE], None),
         ([DONE, Refusal("OFFLINE")], LOST),
@@ -85,5 +85,5 @@ DONE = Done(1, 2)
         ([Refusal("OFFLINE"), Refusal("ALREADY_DECIDED")], Refusal("ALREADY_DECIDED")),
     ],
 )
-def test_several_lanes_are_joined_without_claiming_what_is_not_so(answers: list[object], said: object) -> None:
-    assert joined(list(enumerate(answers)))[0] == said  # type: ignore[arg-type]
+def test_results_of_several_lanes_are_combined_without_false_claims(answers: list[object], combined: object) -> None:
+    assert joined(list(enumerate(answers)))[0] == combined  # type: ignore[arg-type]

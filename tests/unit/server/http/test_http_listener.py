@@ -12,7 +12,7 @@ from avow.server.http.listener import TURNED_AWAY_MAX
 from avow.server.http.request import HttpRequest
 
 
-def test_one_connection_too_many_is_told_so() -> None:
+def test_one_connection_too_many_is_answered_busy() -> None:
     bench = Bench(connections_max=2)
     kept = [bench.connect(), bench.connect()]
     extra = bench.connect()
@@ -44,7 +44,7 @@ def test_too_many_requests_in_flight_are_busy() -> None:
         bench.listener.check_room()
 
 
-def test_a_head_must_come_in_time() -> None:
+def test_a_head_must_arrive_in_time() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(b"GET / HTTP/1.1\r\n")
@@ -69,7 +69,7 @@ def test_a_body_must_make_progress() -> None:
     assert statuses(client.sent) == [408]
 
 
-def test_an_idle_connection_is_closed_without_a_word() -> None:
+def test_an_idle_connection_is_closed_silently() -> None:
     bench = Bench(lambda exchange: exchange.answer(200, b"ok"))
     silent, used = bench.connect(), bench.connect()
     bench.wait(119)
@@ -82,7 +82,7 @@ def test_an_idle_connection_is_closed_without_a_word() -> None:
     assert used.closed
 
 
-def test_empty_lines_do_not_keep_a_connection() -> None:
+def test_empty_lines_do_not_keep_a_connection_open() -> None:
     bench = Bench()
     client = bench.connect()
     for _ in range(13):
@@ -99,7 +99,7 @@ def test_a_request_that_waits_for_its_answer_is_not_idle() -> None:
     assert not client.closed
 
 
-def test_a_deadline_that_has_passed_is_told_to_the_watcher() -> None:
+def test_a_missed_deadline_is_reported_to_the_watcher() -> None:
     class Watcher:
         def __init__(self, exchange: HttpRequest) -> None:
             self.exchange = exchange
@@ -120,7 +120,7 @@ def test_a_deadline_that_has_passed_is_told_to_the_watcher() -> None:
     assert statuses(client.sent) == [504]
 
 
-def test_an_answered_request_is_freed_at_once_and_not_by_the_garbage_collector() -> None:
+def test_an_answered_request_is_freed_without_the_garbage_collector() -> None:
     class Watcher:
         def __init__(self, exchange: HttpRequest) -> None:
             self.exchange = exchange

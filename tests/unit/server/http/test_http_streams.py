@@ -24,7 +24,7 @@ def opened(
 
 
 def unchunked(sent: bytes | bytearray) -> tuple[bytes, bytes, bytes]:
-    """(head, body, what came behind it) of a chunked answer, which must be whole."""
+    """(head, body, remaining bytes) of a chunked answer, which must be complete."""
     head, _, rest = bytes(sent).partition(b"\r\n\r\n")
     assert b"transfer-encoding: chunked" in head
     body = b""
@@ -67,7 +67,7 @@ def test_pieces_of_one_turn_leave_in_one_write() -> None:
     assert client.writes == 1
 
 
-def test_http_1_0_gets_the_bytes_as_they_are_and_the_end_of_the_connection() -> None:
+def test_http_1_0_gets_an_unchunked_body_that_ends_with_the_connection() -> None:
     for headers in ("", "connection: keep-alive\r\n"):
         bench, client, stream = opened(version="1.0", headers=headers)
         stream.write(b"one ")
@@ -91,7 +91,7 @@ def test_head_gets_no_body() -> None:
     assert client.sent.endswith(b"next")
 
 
-def test_requests_behind_a_stream_are_answered_when_it_is_closed() -> None:
+def test_requests_after_a_stream_are_answered_when_it_is_closed() -> None:
     bench, client, stream = opened(request(b"a") + request(b"b"))
     for exchange in bench.asked[2:0:-1]:
         exchange.answer(200, bytes(exchange.body))
@@ -105,7 +105,7 @@ def test_requests_behind_a_stream_are_answered_when_it_is_closed() -> None:
     assert [body for _, _, body in answers(rest)] == [b"a", b"b"]
 
 
-def test_a_stream_behind_others_waits_for_its_turn_and_is_bounded() -> None:
+def test_a_stream_after_others_waits_for_its_turn_and_is_bounded() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request(b"slow") + request() + request(b"last"))
@@ -132,7 +132,7 @@ def test_a_stream_behind_others_waits_for_its_turn_and_is_bounded() -> None:
     assert rest.endswith(b"last")
 
 
-def test_streams_that_wait_do_not_stop_the_one_that_leaves() -> None:
+def test_waiting_streams_do_not_stop_the_active_one() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request() * 2)
@@ -145,7 +145,7 @@ def test_streams_that_wait_do_not_stop_the_one_that_leaves() -> None:
     assert b"goes on" in client.sent
 
 
-def test_a_client_that_does_not_read_pushes_back() -> None:
+def test_a_client_that_does_not_read_pauses_the_writer() -> None:
     bench, client, stream = opened()
     called: list[bool] = []
     stream.on_writable = lambda: called.append(stream.writable)
@@ -163,7 +163,7 @@ def test_a_client_that_does_not_read_pushes_back() -> None:
     assert stream.size_waiting == 0
 
 
-def test_a_writer_that_is_not_told_to_wait_is_not_told_to_go_on() -> None:
+def test_a_writer_that_was_not_paused_is_not_resumed() -> None:
     bench, _, stream = opened()
     called: list[bool] = []
     stream.on_writable = lambda: called.append(True)
@@ -173,7 +173,7 @@ def test_a_writer_that_is_not_told_to_wait_is_not_told_to_go_on() -> None:
     assert called == []
 
 
-def test_who_writes_on_and_on_to_a_client_that_does_not_read_is_cut_off_with_it() -> None:
+def test_a_writer_that_ignores_backpressure_loses_its_connection() -> None:
     bench, client, stream = opened()
     client.stuck = True
     for _ in range(100):
@@ -184,28 +184,28 @@ def test_who_writes_on_and_on_to_a_client_that_does_not_read_is_cut_off_with_it(
     assert len(client.sent) < WAITING_SIZE_BYTES_MAX + (6 << 20)
 
 
-def test_a_handler_is_told_when_the_client_hangs_up() -> None:
+def test_a_handler_is_notified_when_the_client_hangs_up() -> None:
     for behind in (False, True):
         bench = Bench()
         client = bench.connect()
         client.protocol.data_received(request() * 2)
         stream = bench.asked[1 if behind else 0].stream(200)
-        told: list[bool] = []
-        stream.on_gone = lambda told=told: told.append(True)
+        notified: list[bool] = []
+        stream.on_gone = lambda notified=notified: notified.append(True)
         client.close()
         stream.write(b"to nobody")
         stream.close()
         bench.turn()
-        assert told == [True]
+        assert notified == [True]
         assert (stream.gone, stream.writable, stream.size_waiting) == (True, False, 0)
 
 
-def test_a_client_that_sends_no_more_has_left_its_stream() -> None:
+def test_a_half_closed_client_ends_its_stream() -> None:
     _, client, _ = opened()
     assert client.protocol.eof_received() is False
 
 
-def test_a_stream_for_a_client_that_is_gone_is_gone_from_the_start() -> None:
+def test_a_stream_for_a_disconnected_client_is_closed_from_the_start() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request())
@@ -216,7 +216,7 @@ def test_a_stream_for_a_client_that_is_gone_is_gone_from_the_start() -> None:
     assert not client.sent
 
 
-def test_a_stream_with_nothing_to_send_lives_on() -> None:
+def test_an_idle_stream_stays_open() -> None:
     bench, client, stream = opened()
     bench.turn()
     for _ in range(100):
@@ -227,7 +227,7 @@ def test_a_stream_with_nothing_to_send_lives_on() -> None:
     assert client.sent.endswith(b"still here\r\n")
 
 
-def test_a_client_that_takes_nothing_is_cut_off_and_one_that_takes_little_is_not() -> None:
+def test_a_client_that_reads_nothing_is_cut_off_and_a_slow_one_is_not() -> None:
     bench, client, stream = opened()
     bench.turn()
     client.stuck = True
@@ -242,7 +242,7 @@ def test_a_client_that_takes_nothing_is_cut_off_and_one_that_takes_little_is_not
     assert client.aborted
 
 
-def test_an_error_in_the_middle_of_a_stream_is_an_answer_that_is_not_whole() -> None:
+def test_an_error_in_the_middle_of_a_stream_truncates_the_answer() -> None:
     bench, client, stream = opened()
     stream.write(b"so far")
     bench.turn()
@@ -251,7 +251,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_answer_that_is_not_whole() -> 
     assert client.sent.endswith(b"so far\r\n")
 
 
-def test_a_handler_that_crashes_after_it_opened_a_stream_is_an_answer_that_is_not_whole() -> None:
+def test_a_handler_that_crashes_after_opening_a_stream_truncates_the_answer() -> None:
     def crash(exchange: HttpRequest) -> None:
         exchange.stream(200).write(b"half")
         raise ZeroDivisionError
@@ -263,20 +263,20 @@ def test_a_handler_that_crashes_after_it_opened_a_stream_is_an_answer_that_is_no
     assert bench.listener.statistics()["requests_failed"] == 1
 
 
-def test_a_stream_is_no_request_in_flight() -> None:
+def test_a_stream_does_not_count_as_a_request_in_flight() -> None:
     bench, _, _ = opened()
     assert bench.listener.statistics()["requests_in_flight"] == 0
 
 
 def test_a_peer_that_stops_ends_its_streams() -> None:
     bench, client, stream = opened(request(b"behind"))
-    told: list[bool] = []
-    stream.on_gone = lambda: told.append(True)
+    notified: list[bool] = []
+    stream.on_gone = lambda: notified.append(True)
     stream.write(b"all of it")
     bench.listener.stopping = True
     client.protocol.finish()
     bench.turn()
-    assert told == [True]
+    assert notified == [True]
     _, body, rest = unchunked(client.sent)
     assert (body, rest, client.closed) == (b"all of it", b"", False)
     bench.asked[1].answer(200, b"done")
@@ -285,8 +285,8 @@ def test_a_peer_that_stops_ends_its_streams() -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_answers_too_large_to_wait_do_not_leave_a_connection_that_reads_no_more(waiting: int) -> None:
-    """The socket takes them at once, so nothing else happens that could remind of what is in the backlog."""
+def test_answers_too_large_to_buffer_do_not_stall_the_connection(waiting: int) -> None:
+    """The socket takes them at once, so no later event would send the rest of the backlog."""
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request(b"a") * (2 + waiting))

@@ -48,10 +48,10 @@ class Other(asyncio.Protocol):
 
 class Watcher:
     def __init__(self) -> None:
-        self.told = 0
+        self.notified = 0
 
     def gone(self) -> None:
-        self.told += 1
+        self.notified += 1
 
     def expired(self) -> None: ...
 
@@ -93,7 +93,7 @@ def test_the_new_protocol_gets_all_calls_of_the_transport() -> None:
 
 
 @given(st.lists(st.integers(1, 60), max_size=12), st.booleans())
-def test_bytes_behind_the_request_are_the_new_protocols_wherever_the_stream_is_cut(
+def test_bytes_after_the_request_go_to_the_new_protocol_wherever_the_stream_is_cut(
     cuts: list[int], later: bool
 ) -> None:
     behind = b"GET /not-a-request HTTP/1.1\r\n\r\n" + bytes(range(256))
@@ -138,7 +138,7 @@ def test_nothing_is_read_between_the_request_and_its_answer() -> None:
     assert client.reading
 
 
-def test_an_upgrade_that_is_answered_otherwise_leaves_a_connection_of_http() -> None:
+def test_a_refused_upgrade_leaves_an_http_connection() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(ASKING + request(b"next") + ASKING + request(b"last"))
@@ -155,7 +155,7 @@ def test_an_upgrade_that_is_answered_otherwise_leaves_a_connection_of_http() -> 
     assert bench.listener.statistics()["upgraded"] == 0
 
 
-def test_thousands_of_upgrades_that_nobody_grants_are_no_depth_of_calls() -> None:
+def test_thousands_of_refused_upgrades_do_not_recurse() -> None:
     bench = Bench(lambda exchange: exchange.answer(200, b"-"))
     client = bench.connect()
     client.protocol.data_received(ASKING * (PIPELINED_MAX - 1))
@@ -164,7 +164,7 @@ def test_thousands_of_upgrades_that_nobody_grants_are_no_depth_of_calls() -> Non
     assert statuses(client.sent)[-1] == 400
 
 
-def test_an_upgrade_waits_for_its_turn_behind_requests_that_had_to_wait() -> None:
+def test_an_upgrade_waits_for_earlier_requests() -> None:
     other = Other()
     bench = Bench()
     client = bench.connect()
@@ -177,7 +177,7 @@ def test_an_upgrade_waits_for_its_turn_behind_requests_that_had_to_wait() -> Non
     assert bytes(client.sent[-len(SWITCHING) :]) == SWITCHING
 
 
-def test_a_new_protocol_is_told_that_the_transport_is_full() -> None:
+def test_a_new_protocol_is_paused_when_the_transport_is_full() -> None:
     other = Other()
     bench = Bench()
     client = bench.connect()
@@ -200,7 +200,7 @@ def test_a_new_protocol_is_told_that_the_transport_is_full() -> None:
         request(b"body", headers="connection: upgrade\r\nupgrade: websocket\r\n"),
     ],
 )
-def test_who_did_not_ask_for_an_upgrade_does_not_get_it(asking: bytes) -> None:
+def test_no_upgrade_is_granted_without_a_request_for_it(asking: bytes) -> None:
     bench = Bench(lambda exchange: exchange.upgrade(SWITCHING, Other))
     client = bench.connect()
     client.protocol.data_received(asking)
@@ -210,7 +210,7 @@ def test_who_did_not_ask_for_an_upgrade_does_not_get_it(asking: bytes) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_request_with_a_body_that_asks_for_http_2_is_answered_with_its_body_read(chunked: bool) -> None:
+def test_a_request_with_a_body_that_offers_http_2_is_answered_after_its_body(chunked: bool) -> None:
     asks = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
     if chunked:
         whole = request(headers=asks + "transfer-encoding: chunked\r\n") + b"4\r\nbody\r\n0\r\n\r\n"
@@ -225,7 +225,7 @@ def test_a_request_with_a_body_that_asks_for_http_2_is_answered_with_its_body_re
     assert bytes(client.sent).count(b"100 Continue") == (0 if chunked else 1)
 
 
-def test_a_client_that_hangs_up_before_the_hand_over_is_told_to_the_watcher() -> None:
+def test_a_hang_up_before_the_upgrade_is_reported_to_the_watcher() -> None:
     made: list[Other] = []
 
     def make() -> Other:
@@ -242,10 +242,10 @@ def test_a_client_that_hangs_up_before_the_hand_over_is_told_to_the_watcher() ->
         client.close()
         bench.asked[1].upgrade(SWITCHING, make)
         bench.turn()
-        assert (watcher.told, made) == (1, [])
+        assert (watcher.notified, made) == (1, [])
 
 
-def test_an_upgraded_connection_is_not_swept_and_ends_when_the_peer_stops() -> None:
+def test_an_upgraded_connection_has_no_idle_timeout_and_ends_when_the_peer_stops() -> None:
     other = Other()
     bench = granting(other)
     client = bench.connect()
@@ -268,7 +268,7 @@ def test_a_peer_that_stops_grants_no_upgrade() -> None:
     assert client.closed
 
 
-def test_an_upgraded_connection_counts_as_one_of_those_the_peer_takes() -> None:
+def test_an_upgraded_connection_counts_towards_the_connection_limit() -> None:
     other = Other()
     bench = granting(other)
     clients: list[MemoryTransport] = [bench.connect() for _ in range(10)]
@@ -277,7 +277,7 @@ def test_an_upgraded_connection_counts_as_one_of_those_the_peer_takes() -> None:
 
 
 def stop(bench: Bench) -> None:
-    """What `Listener.stop` does first."""
+    """The first action of `Listener.stop`."""
     bench.listener.stopping = True
     for connection in list(bench.listener._connections):
         connection.finish()

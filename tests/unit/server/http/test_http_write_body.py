@@ -1,4 +1,4 @@
-"""What clients send becomes batches: the short check of raw ones against the long one, JSON over the lanes."""
+"""Request bodies become batches: the fast check of raw ones against the full one, JSON over the lanes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def entry_of(section: Section, count: int) -> Batch:
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=20))
-def test_a_plain_batch_is_taken_as_it_is(values: list[bytes]) -> None:
+def test_a_plain_batch_is_accepted_unchanged(values: list[bytes]) -> None:
     taken = take_batch(record_of(values))
     assert (taken.write_id, taken.count, taken.created_ms, taken.mergeable) == (WRITE_ID, len(values), 77, True)
     assert [bytes(value) for value in entry_of(taken.section, taken.count).values()] == values
 
 
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=4), st.integers(0, 300), st.integers(0, 255), st.booleans())
-def test_the_short_check_agrees_with_the_long_one(values: list[bytes], at: int, byte: int, sealed: bool) -> None:
+def test_the_fast_check_agrees_with_the_full_one(values: list[bytes], at: int, byte: int, sealed: bool) -> None:
     """Also if the checksums were recomputed after the bytes were changed."""
     record = bytearray(record_of(values))
     record[at % len(record)] = byte
@@ -53,7 +53,7 @@ def test_the_short_check_agrees_with_the_long_one(values: list[bytes], at: int, 
 
 
 @pytest.mark.parametrize("columns", [{"keys": [b"k"]}, {"headers": [[("a", b"b")]]}, {"times": [5]}])
-def test_batches_with_other_columns_are_taken_too(columns: dict[str, object]) -> None:
+def test_batches_with_other_columns_are_accepted_too(columns: dict[str, object]) -> None:
     taken = take_batch(record_of([b"v"], **columns))
     assert taken.mergeable
     assert taken.count == 1
@@ -65,11 +65,11 @@ def test_a_large_batch_is_not_copied_and_not_merged() -> None:
     assert not taken.mergeable
 
 
-def test_a_compressed_batch_is_taken_and_not_merged() -> None:
+def test_a_compressed_batch_is_accepted_and_not_merged() -> None:
     assert not take_batch(record_of([b"x" * 500], compression="zstd")).mergeable
 
 
-def test_bytes_that_are_no_batch_are_malformed() -> None:
+def test_bytes_that_are_not_a_batch_are_malformed() -> None:
     for garbage in (b"", b"AVOW", b"x" * 500):
         with pytest.raises(Malformed):
             take_batch(garbage)
@@ -82,7 +82,7 @@ def test_bytes_that_are_no_batch_are_malformed() -> None:
         take_batch(flipped)
 
 
-def test_records_that_are_no_write_of_a_client_are_refused() -> None:
+def test_records_that_are_not_a_client_write_are_refused() -> None:
     numbered = bytearray(record_of([b"v"]))
     patch_header(numbered, position=5, ballot=1, first_version=9)
     merged = merge([record_of([b"a"]), record_of([b"b"])])
@@ -110,11 +110,11 @@ def test_a_key_decides_the_lane_and_the_rest_stays_together() -> None:
     assert sum(map(len, found.values())) == 10
 
 
-def test_a_lane_that_was_asked_for_takes_everything() -> None:
+def test_an_explicit_lane_takes_all_messages() -> None:
     assert spread([NewMessage(value="a", key="k"), NewMessage(value_base64=b"\xff")], lane=2) == {2: [b"a", b"\xff"]}
 
 
-def test_keys_headers_and_times_are_kept() -> None:
+def test_keys_headers_and_times_are_stored() -> None:
     message = NewMessage(value="v", key_base64=b"\x00", headers={"h": "é"}, time_ms=9)
     taken = take_messages([message, NewMessage(value="w")], write_id=WRITE_ID, lane=0, lanes=1, now_ms=5)[0]
     batch = entry_of(taken.section, 2)
@@ -127,7 +127,7 @@ def test_keys_headers_and_times_are_kept() -> None:
     "message",
     [NewMessage(), NewMessage(value="a", value_base64=b"b"), NewMessage(value="a", key="a", key_base64=b"b")],
 )
-def test_a_message_says_its_value_once(message: NewMessage) -> None:
+def test_a_message_has_exactly_one_value(message: NewMessage) -> None:
     with pytest.raises(InvalidRequest):
         spread([message])
 

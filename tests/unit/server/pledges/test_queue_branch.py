@@ -45,7 +45,7 @@ def make_forgetful(bench: Bench, lane: int) -> None:
             projection._ahead.write_ids.size = REMEMBERED
 
 
-def test_a_repetition_is_recognized_by_the_lane_wherever_it_comes_from() -> None:
+def test_a_repetition_from_any_peer_is_recognized_by_the_lane() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("q")
@@ -58,7 +58,7 @@ def test_a_repetition_is_recognized_by_the_lane_wherever_it_comes_from() -> None
     run(scenario)
 
 
-def test_a_repetition_that_the_lane_has_forgotten_is_found_in_the_lane_itself() -> None:
+def test_a_repetition_that_the_lane_has_forgotten_is_found_in_its_messages() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("q")
@@ -77,7 +77,7 @@ def test_a_repetition_that_the_lane_has_forgotten_is_found_in_the_lane_itself() 
     run(scenario)
 
 
-def test_what_was_removed_meanwhile_leaves_it_unknown() -> None:
+def test_a_repetition_of_a_trimmed_message_is_unknown() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             lane = bench.cluster.create("q")
