@@ -13,7 +13,7 @@ END_S = 60.0
 
 
 def end_java() -> None:
-    """Nothing where there is none."""
+    """Empty if there is no Java."""
     if (context := SparkContext._active_spark_context) is not None:
         context.stop()
     gateway = SparkContext._gateway

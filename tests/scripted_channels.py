@@ -122,7 +122,7 @@ class Reading:
 
 
 class Subscribing(Reading):
-    """Cursors move with acks, and with what the client names. Who came last under a name reads; members share."""
+    """Cursors move with acks, and with what the client names. The last reader under a name reads; members share."""
 
     def __init__(self, server: ChannelServer, channel: Channel, query: dict[str, str]) -> None:
         self.name, self.member = query["subscriber"], query.get("member", "")

@@ -1,4 +1,4 @@
-"""Peers made of a socket and a script, for tests of the client: they speak the API's bytes and fail when told to.
+"""Peers made of a socket and a script, for tests of the client: they speak the API's bytes and fail as scripted.
 
 All peers of a `ScriptedCluster` share one `Shelf` of queues, so a write through any of them is seen by all, and a write
 id is answered with its first outcome, as a cluster does. What a real one would decide (who coordinates, what is
@@ -84,7 +84,7 @@ class Shelf:
         return [bytes(v) for _, record in self.records.get((queue, lane), []) for v in Batch(record).values()]
 
     def ranges(self, queue: str, lane: int, *, after: int, count: int, size_bytes: int) -> tuple[bytes, int]:
-        """What follows a version, up to these bounds but at least a batch; and the version to go on after."""
+        """The messages after a version, up to these bounds but at least a batch; and the version to continue after."""
         body, size = b"", 0
         for first, record in self.records.get((queue, lane), []):
             last = first + Batch(record).count - 1
@@ -347,7 +347,7 @@ class PeerServer:
         return lane
 
     def _obstacle(self, queue: str, lane: int, expected: str | None) -> AvowError | None:
-        """What keeps a new write out of a lane. Only its owner writes to a pub-sub lane, and only while it is open."""
+        """Why a new write to a lane is refused. Only its owner writes to a pub-sub lane, and only while it is open."""
         if self.cluster.is_pubsub(queue):
             if lane in self.cluster.ended:
                 return LaneEnded()

@@ -228,7 +228,7 @@ class VirtualTransport(asyncio.Transport):
         self._end(here=None, there=ConnectionResetError("connection reset by the other end"))
 
     def _end(self, *, here: Exception | None, there: Exception | None) -> None:
-        """What was written before still arrives: both go through the loop's queue in order."""
+        """Data written before still arrives: both go through the loop's queue in order."""
         if self._closing:
             return
         self._closing = True

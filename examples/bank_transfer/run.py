@@ -70,12 +70,12 @@ def transfer(number: int, a: Program, b: Program, seed: int) -> int | None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
-            said = ask(a.url + "/transfer", post=True, **order)
+            reply = ask(a.url + "/transfer", post=True, **order)
         except (OSError, ValueError, http.client.HTTPException):  # bank or coordinator is down: the same order again
             time.sleep(0.1)
             continue
-        if said["committed"] is not None:
-            return amount if said["committed"] else None
+        if reply["committed"] is not None:
+            return amount if reply["committed"] else None
         time.sleep(0.1)
     raise SystemExit(f"transfer {number} was never answered; see {a.log_tail()}")
 
@@ -138,14 +138,14 @@ def main() -> int:
         stop = threading.Event()
         with ThreadPoolExecutor(9) as pool:
             killed = pool.submit(killing, given.kills, banks, cluster, random.Random(given.seed), stop)
-            said = list(pool.map(lambda number: transfer(number, a, b, given.seed), range(given.transfers)))
+            results = list(pool.map(lambda number: transfer(number, a, b, given.seed), range(given.transfers)))
             stop.set()
             kills = killed.result()
         left, arrived = settled(a, b)
-    committed = [amount for amount in said if amount is not None]
+    committed = [amount for amount in results if amount is not None]
     right = AMOUNT - left == arrived - AMOUNT == sum(committed)
     print(f"seed {given.seed}: {given.transfers} transfers, {kills} processes killed with -9")
-    print(f"{len(committed)} committed ({sum(committed)} in all), {len(said) - len(committed)} rolled back")
+    print(f"{len(committed)} committed ({sum(committed)} in all), {len(results) - len(committed)} rolled back")
     print(f"alice has {left}, bob has {arrived}: {'nothing is missing' if right else 'WRONG'}")
     return 0 if right else 1
 

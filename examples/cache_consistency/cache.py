@@ -1,8 +1,8 @@
-"""A cache in Redis that ends up equal to the database, whoever is slow: entries are tagged as deleted, not deleted.
+"""A cache in Redis that ends up equal to the database despite slow readers: entries are tagged, not deleted.
 
-An entry is a hash {value, lock_until, lock_owner}. Who finds no value, or one that is tagged, locks the entry, loads
-from the database and stores the value: only if it is still the owner. A tag takes the ownership away. So a reader that
-loaded before a change, and stores after it, stores nothing.
+An entry is a hash {value, lock_until, lock_owner}. A reader that finds no value, or a tagged one, locks the entry and
+loads the value from the database. It stores the value only if it is still the owner. A tag takes the ownership away, so
+a reader that loaded before a change and stores after it stores nothing.
 
     fetch     get: value and no lock -> it;  locked for me -> load, set;  locked for another -> wait
     tag       lock_until = 0, no owner: the next reader loads; the entry goes after a while

@@ -1,13 +1,13 @@
 """A catalog: prices in a database, a cache in front of it.
 
     GET  /price?item=shoes                         from the cache
-    POST /price?item=shoes&price=30                changes the database, and pledges that the cache is told
+    POST /price?item=shoes&price=30                changes the database, and pledges to update the cache
     POST /price?item=shoes&price=30&how=plain      the same without a pledge: first the database, then the cache
     POST /delete-cache                             the branch
     GET  /avow/checkback
 
 A reader with `slow_s` takes that long between the database and the cache. `--die-at committed` ends the process as by
-kill -9 when a price is committed, and nobody was told yet.
+kill -9 when a price is committed, and the pledge is not submitted yet.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Scene:
         return self.cache.peek(item) in (None, str(self.database(item)))
 
 
-def told(scene: Scene, name: str, item: str, *, right: bool, settle_s: float) -> bool:
+def check_scene(scene: Scene, name: str, item: str, *, right: bool, settle_s: float) -> bool:
     """Whether it ended as it must."""
     deadline = time.monotonic() + settle_s
     while not scene.agrees(item) and time.monotonic() < deadline:
@@ -99,7 +99,7 @@ def slow_reader(scene: Scene, item: str, forget: Callable[[], object]) -> None:
 
 
 def naive(scene: Scene, item: str) -> None:
-    """The same with a cache that stores whatever it is told and forgets by DEL."""
+    """The same with a plain cache: it stores every value and deletes by DEL."""
     price = scene.database(item)
     scene.change(item, 2, how="plain")
     scene.redis.delete(item)
@@ -109,15 +109,15 @@ def naive(scene: Scene, item: str) -> None:
 def scenes(scene: Scene) -> bool:
     held = []
     naive(scene, "deleted")
-    held.append(told(scene, "slow reader, entry deleted", "deleted", right=False, settle_s=0))
+    held.append(check_scene(scene, "slow reader, entry deleted", "deleted", right=False, settle_s=0))
     slow_reader(scene, "tagged", lambda: None)
-    held.append(told(scene, "slow reader, entry tagged as deleted", "tagged", right=True, settle_s=SETTLED_S))
+    held.append(check_scene(scene, "slow reader, entry tagged as deleted", "tagged", right=True, settle_s=SETTLED_S))
     scene.read("plain")
     scene.dies("plain", 2, how="plain")
-    held.append(told(scene, "killed after the commit, no pledge", "plain", right=False, settle_s=2))
+    held.append(check_scene(scene, "killed after the commit, no pledge", "plain", right=False, settle_s=2))
     scene.read("pledged")
     scene.dies("pledged", 2, how="pledge")
-    held.append(told(scene, "killed after the commit, pledged", "pledged", right=True, settle_s=SETTLED_S))
+    held.append(check_scene(scene, "killed after the commit, pledged", "pledged", right=True, settle_s=SETTLED_S))
     return all(held)
 
 

@@ -93,7 +93,7 @@ async def press(port: int, sale: str, user: str) -> int:
 
 
 async def wanting(scene: Scene, sale: str, user: str) -> int:
-    """Presses until the shop has said yes or no."""
+    """Presses until the shop has answered yes or no."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         status = await press(scene.shop.port, sale, user)
@@ -134,14 +134,14 @@ async def sell(scene: Scene, client: Client, number: int, *, seed: int, victim: 
     if victim:
         await asyncio.sleep(0 if victim in STEPS else draw.uniform(0, 0.15))
         await asyncio.to_thread(scene.accident, victim, draw)
-    said = await asyncio.gather(*buying)
+    statuses = await asyncio.gather(*buying)
     await decided(client, [f"{{{sale}}}-{user}-{attempt}" for user in users for attempt in range(1, ATTEMPTS + 1)])
     with scene.stock() as stock:
         left = int(stock.get(f"{{{sale}}}-stock") or 0)  # type: ignore[arg-type]
     orders = scene.orders(sale)
     if pieces - left != orders.total() or max(orders.values(), default=0) > 1 or left < 0:
         return f"sale {number} ({victim or 'no accident'}): {pieces} pieces, {left} left, orders {dict(orders)}"
-    if left and 410 in said:
+    if left and 410 in statuses:
         return f"sale {number} ({victim or 'no accident'}): {left} left, and somebody was told that it is sold out"
     return ""
 

@@ -66,9 +66,9 @@ def place(number: int, shop: Program, seed: int) -> bool:
     order = {"order_id": f"o-{number}", "item": draw.choice(["book", "book", "lamp"]), "pieces": draw.randint(1, 3)}
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        said = ask(shop.url, order)
-        if said is not None:
-            return said
+        answer = ask(shop.url, order)
+        if answer is not None:
+            return answer
         time.sleep(0.1)
     raise SystemExit(f"order {number} was never answered; {shop.log_tail()}")
 
@@ -121,18 +121,18 @@ def main() -> int:
         stop = threading.Event()
         with ThreadPoolExecutor(9) as pool:
             killed = pool.submit(killing, given.kills, shop, cluster, random.Random(given.seed), stop)
-            said = list(pool.map(lambda number: place(number, shop, given.seed), range(given.orders)))
+            answers = list(pool.map(lambda number: place(number, shop, given.seed), range(given.orders)))
             stop.set()
             kills = killed.result()
         with closing(connect()) as connection:
             ordered = {row[0] for row in connection.execute("select id from orders").fetchall()}
         found = delivered(cluster, ordered)
     lost, doubled = sorted(ordered - set(found)), sorted(name for name, times in found.items() if times > 1)
-    orphaned, told = sorted(set(found) - ordered), {f"o-{number}" for number, yes in enumerate(said) if yes}
-    right = not (lost or doubled or orphaned) and told == ordered
+    orphaned, confirmed = sorted(set(found) - ordered), {f"o-{number}" for number, yes in enumerate(answers) if yes}
+    right = not (lost or doubled or orphaned) and confirmed == ordered
     print(f"seed {given.seed}: {given.orders} orders, {kills} processes killed with -9")
-    print(f"{len(ordered)} committed, {len(said) - len(ordered)} refused; {found.total()} messages")
-    print("every order is one message" if right else f"WRONG: {lost=} {doubled=} {orphaned=} told={len(told)}")
+    print(f"{len(ordered)} committed, {len(answers) - len(ordered)} refused; {found.total()} messages")
+    print("every order is one message" if right else f"WRONG: {lost=} {doubled=} {orphaned=} told={len(confirmed)}")
     return 0 if right else 1
 
 

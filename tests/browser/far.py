@@ -128,7 +128,7 @@ def page_of(site: str, application: str, **wanted: object) -> str:
 
 
 class Files:
-    """What a page needs: the module as the package ships it, and everything of this folder."""
+    """Serves a page: the module as the package ships it, and the files of this folder."""
 
     def __init__(self) -> None:
         self._listener = Listener(self.handle, connections_max=50, in_flight_max=50, request_bytes_max=MIB)

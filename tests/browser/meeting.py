@@ -1,4 +1,4 @@
-"""Two cores in two languages, with sockets between them that are cut anywhere: what comes is what was sent, once.
+"""Two cores in two languages over sockets that are cut anywhere: every message arrives once, as it was sent.
 
 The browser's core runs in Node at the other side of a pipe and is told one step at a time; Python's does the same steps
 here. A seed decides every move. At the end a socket holds, and then everything must have arrived and be acknowledged.
@@ -139,7 +139,7 @@ class Meeting:
             await self.dial("a")
 
     async def late(self, _: str) -> None:
-        """A packet of an older socket: it is not heard."""
+        """A packet of an older socket is ignored."""
         while self.old:
             name, generation, packet = self.old.pop()
             if generation < int(self.ends[name].state["generation"]):

@@ -76,7 +76,7 @@ def take(browser: Browser, url: str, path: Path, options: dict[str, Any]) -> Non
 
 
 def batches(cluster: LocalCluster) -> int:
-    """How many the pipeline has said to have written."""
+    """The number of rows that the pipeline has reported."""
     queues = stage.ask(cluster, "GET", "/v1/queues?internal=true")["queues"]
     if not any(queue["name"] == QUEUE for queue in queues):
         return 0

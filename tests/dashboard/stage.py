@@ -21,7 +21,7 @@ PLEDGES = ("paid", "waiting", "given-up", "undecided")
 def ask(
     cluster: LocalCluster, method: str, path: str, body: Any = None, *, token: str | None = None, peer: int = 0
 ) -> Any:
-    """One call of the API, of the first peer that runs unless it is said. Raises HTTPError."""
+    """One call of the API, by default at the first running peer. Raises HTTPError."""
     request = urllib.request.Request(cluster.api(peer or cluster.running[0]) + path, method=method)
     request.add_header("content-type", "application/json")
     secret = cluster.token if token is None else token
@@ -95,7 +95,7 @@ def status(cluster: LocalCluster, gid: str) -> str:
 
 
 def report(cluster: LocalCluster, name: str, *, seconds: int = 1, **given: Any) -> None:
-    """What a pipeline says of itself in the queue `avow.pipelines`, once for each second up to now."""
+    """Reports of a pipeline in the queue `avow.pipelines`, one for each second up to now."""
     now = time.time()
     for ago in range(seconds - 1, -1, -1):
         rows = 1000 * (seconds - ago)

@@ -21,7 +21,7 @@ def at(cluster: LocalCluster, page: str, *, peer: int = 1) -> str:
 
 
 def row(page: Page, table: str, name: str) -> str:
-    """The text of a table's row, by what its first cell says."""
+    """The text of a table's row, by its first cell."""
     found = (
         page.get_by_role("table", name=table).get_by_role("row").filter(has=page.get_by_role("rowheader", name=name))
     )

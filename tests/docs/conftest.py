@@ -47,7 +47,7 @@ def page(up: Up, desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
 
 
 def _emptied(folder: Path) -> bool:
-    """False while a process that the page has told to end still writes."""
+    """False while a process that the page has stopped still writes."""
     for left in folder.iterdir():
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)

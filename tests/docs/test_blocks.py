@@ -1,4 +1,4 @@
-"""What runs the pages notices what is wrong with them."""
+"""The runner of the pages detects their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation shows is run as it stands, page by page. Pages with Spark have a module of their own."""
+"""The code blocks of the documentation are run unchanged, page by page. Pages with Spark have a module of their own."""
 
 from __future__ import annotations
 

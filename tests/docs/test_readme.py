@@ -1,4 +1,4 @@
-"""What the README says of `make` is what the Makefile does; the rest of it is run in test_spark_pages.py."""
+"""The README's `make` targets agree with the Makefile; the rest of it is run in test_spark_pages.py."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.java import end_java
 
 PAGES = [page for page in pages() if any(not block.not_run for block in blocks_of(page)) and uses_spark(page)]
 FEW = "--conf spark.sql.shuffle.partitions=2 --conf spark.default.parallelism=2 --driver-memory 1g pyspark-shell"
-"""What a page does not set itself: rows are few, and so are the cores."""
+"""Defaults for what a page does not set itself: few rows, few cores."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -181,7 +181,7 @@ def test_doctor_reports_a_healthy_cluster(up: Up) -> None:
     assert [finding["verdict"] for finding in cluster] == ["ok", "ok"]
 
 
-# ---------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Database(ABC):
         """Connections that are in a transaction or at a statement, all but the one that asks."""
 
     def wait_for_rest(self) -> None:
-        """A server goes on for a moment after a client has closed its connection; whoever holds a transaction stays."""
+        """A server works on for a moment after a client closed its connection; sessions with a transaction stay."""
         wait_until(lambda: self.others_at_work() == 0)
 
     def do(self, connection: Any, sql: str) -> None:

@@ -1,4 +1,4 @@
-"""Services on loopback that answer as they are told, byte by byte where that matters, and a coordinator to call them.
+"""Services on loopback with scripted answers, byte by byte where that matters, and a coordinator to call them.
 
     async with services(2) as (first, second), coordinator(retry_interval_s=0.1) as pledges:
         first.answer("/in", (500, b""), SUCCESS)        the last one for ever; without any: SUCCESS
@@ -173,7 +173,7 @@ async def services(count: int = 1, *, tls: ssl.SSLContext | None = None) -> Asyn
 
 @asynccontextmanager
 async def coordinator(store: PledgeStore | None = None, **settings: Any) -> AsyncIterator[Coordinator]:
-    """In a hurry, unless told otherwise."""
+    """With short timeouts by default."""
     made = Coordinator(store or MemoryStore(), Branches(), settings=PledgeSettings(**{**QUICK, **settings}))
     async with AsyncExitStack() as stack:
         await made.start()

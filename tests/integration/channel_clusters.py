@@ -1,4 +1,4 @@
-"""Clients of channels over real peers: a run of one, what it sends, and what is in the queue after it."""
+"""Clients of channels over real peers: a run of one client, its messages, and the contents of the queue afterwards."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def say(*words: object) -> None:
 
 
 def numbers_in(path: Path) -> list[int]:
-    """What a receiver has committed. A line that was being written when it was killed does not count."""
+    """The commits of a receiver. A line that was being written when it was killed does not count."""
     text = path.read_text() if path.exists() else ""
     return [int(line) for line in text[: text.rfind("\n") + 1].split()]
 

@@ -53,7 +53,7 @@ def value_of(message: dict[str, Any]) -> bytes:
 
 
 def written_values(values: dict[str, dict[str, list[str]]]) -> dict[str, dict[str, list[bytes]]]:
-    """The same, of what the program said it wrote."""
+    """The same, from the writes that the program reported."""
     return {
         queue: {lane: [unquote_to_bytes(value) for value in found] for lane, found in lanes.items()}
         for queue, lanes in values.items()
@@ -80,7 +80,7 @@ def _lane(api: str, path: str, lane: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(api: str, *, queue: str, lane: int, write_id: str, **_: Any) -> dict[str, Any]:
-    """What the peer answers to somebody who asks for the outcome of a write."""
+    """The peer's answer to a lookup of a write."""
     (found,) = _get(api, f"/v1/queues/{quote(queue)}/writes/{write_id}?lane={lane}")["written"]
     versions = [found["first_version"], found["last_version"]]
     return {"queue": queue, "lane": found["lane"], "write_id": write_id, "versions": versions}

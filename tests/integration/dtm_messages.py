@@ -1,4 +1,4 @@
-"""The messages of dtm's gRPC service, made by the protobuf library from their field numbers: what its clients send.
+"""Messages of dtm's gRPC service as its clients send them, built with the protobuf library from field numbers.
 
 Independent of Avow's own reading and writing of them.
 """

@@ -1,4 +1,4 @@
-"""What the barrier needs of a MongoDB replica set, spoken to the real driver over its own protocol (OP_MSG).
+"""The part of a MongoDB replica set that the barrier uses, for the real driver over its own protocol (OP_MSG).
 
 Not MongoDB: it holds documents with one unique key, transactions that see their own inserts, and the write conflict
 (112) that MongoDB documents for a second transaction at the same key. It shows that the commands the driver sends are

@@ -59,7 +59,7 @@ class Watched:
 
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
-    """What is open at its end is closed, also when it fails."""
+    """Closes at its end all that is open, even after a failure."""
 
     async def whole() -> T:
         try:
@@ -93,7 +93,7 @@ async def open_to(
 
 
 class Reading:
-    """A client that reads: what it was told, in order."""
+    """A client that reads; it records all events in order."""
 
     def __init__(self, *, acks: bool = True) -> None:
         self.acks = acks

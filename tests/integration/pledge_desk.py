@@ -1,4 +1,4 @@
-"""A coordinator behind a socket that fails when told to, and a service with a checkback, for tests of the client.
+"""A coordinator behind a socket with scripted failures, and a service with a checkback, for tests of the client.
 
 The coordinator is the real one, over a store in memory; what is scripted is the way to it: a request that is lost, an
 answer that is lost after the request was acted on, a refusal. Both run in threads of their own, so that blocking and
@@ -151,7 +151,7 @@ class Desk:
 
 
 class Service:
-    """Answers /checkback by the barrier, and /in with what stands in `answers` (200 when empty). `calls`: to /in."""
+    """Answers /checkback by the barrier, and /in with the next of `answers` (200 when empty). `calls`: to /in."""
 
     port: int
 

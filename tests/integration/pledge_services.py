@@ -1,4 +1,4 @@
-"""Services that pledges call, for tests: they answer as they are told, and remember what they were asked.
+"""Services that pledges call, for tests: they give scripted answers and record their requests.
 
 with Service() as service:
     service.says("/in", 500, times=2)         # then as usual: 200 {"dtm_result":"SUCCESS"}
@@ -64,7 +64,7 @@ class Service:
         self._scripts[path].extend([(status, {} if body is None else body)] * times)
 
     def always(self, path: str, status: int, body: Any = None) -> None:
-        """From now on, once what `says` was told is used up."""
+        """From now on, after the answers given to `says` are used up."""
         self._always[path] = (status, {} if body is None else body)
 
     def calls(self, path: str) -> list[Heard]:

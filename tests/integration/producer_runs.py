@@ -1,4 +1,4 @@
-"""Producers against scripted peers: a run of one, and what is in the queue after it."""
+"""Producers against scripted peers: a run of one, and the contents of the queue afterwards."""
 
 from __future__ import annotations
 

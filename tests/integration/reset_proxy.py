@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks what goes through it: resets after so many bytes, or silence that looks like a connection.
+"""A TCP proxy with faults: resets after so many bytes, or a connection that stays open and carries nothing.
 
 A reset comes in the middle of whatever is being sent, also of a handshake: the bytes before it are delivered, and both
 sides get RST and no word more (SO_LINGER 0). A connection that is stalled stays open on both sides and carries nothing.
@@ -54,7 +54,7 @@ class ResetProxy:
             through.reset()
 
     def stall(self) -> None:
-        """What is connected now stays so and carries nothing more. New connections are not affected."""
+        """Present connections stay open and carry nothing more. New connections are not affected."""
         for through in self._through:
             through.stalled = True
 

@@ -1,4 +1,4 @@
-"""What accepts and dials over TLS leaves no connection open when it stops, however far the handshake is.
+"""After `stop`, acceptor and dialer over TLS have no open connection, whatever the state of the handshake.
 
 Whether a connection is closed is asked of its other end, with a blocking socket: no turn of the event loop helps.
 """
@@ -44,7 +44,7 @@ def client_context() -> ssl.SSLContext:
 
 
 class Receiver:
-    """What a peer is to its links, without a peer."""
+    """The part of a peer that its links use, without a peer."""
 
     def hello(self) -> Hello:
         return Hello(bytes(16), bytes(16), 1, 1)

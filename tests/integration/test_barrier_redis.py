@@ -142,7 +142,7 @@ def test_point_12_expiry_never_turns_committed_into_rolled_back(client: redis.Re
     stock, gid, kept = new_gid("stock"), new_gid(), new_gid()
     client.set(stock, 5)
     assert Barrier(kept).check_adjust(client, stock, -1) is Adjusted.DONE
-    assert client.ttl(f"{kept}-00-msg-01") == -1  # for ever, unless told otherwise
+    assert client.ttl(f"{kept}-00-msg-01") == -1  # no expiry by default
     assert Barrier(gid, expire_s=HORIZON_MIN_S).check_adjust(client, stock, -1) is Adjusted.DONE
     assert HORIZON_MIN_S - 60 < int(client.ttl(f"{gid}-00-msg-01")) <= HORIZON_MIN_S  # type: ignore[arg-type]
     client.delete(f"{gid}-00-msg-01")  # what the time does

@@ -1,4 +1,4 @@
-"""The browser's module in a browser: a page that sends, commits, is cut off, resumes, and is told what is pending."""
+"""The module in a browser: a page that sends, commits, is cut off, resumes, and gets its pending messages back."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def until(predicate: Callable[[], object]) -> None:
 
 
 class Other:
-    """The accepting application: remembers what came, and acknowledges when it is told to."""
+    """The accepting application: records messages, and acknowledges on request."""
 
     def __init__(self, *, acks: bool = True) -> None:
         self.acks = acks

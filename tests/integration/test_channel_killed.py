@@ -92,7 +92,7 @@ def test_a_killed_receivers_commits_and_the_returned_messages_are_all_that_was_s
             assert handed_back == sent[acked_to:]
             committed = numbers_in(path)
             assert committed == sent[: len(committed)]
-            assert acked_to <= len(committed)  # more only by groups whose ack was not heard
+            assert acked_to <= len(committed)  # more only by groups whose ack did not arrive
             assert all(one.fate != "unsent" for one in failed.pending if one.number <= len(committed))
 
             again = await connect_channel(f"ws://127.0.0.1:{port}/")

@@ -114,7 +114,7 @@ def test_members_share_the_lanes_and_none_is_read_twice_as_they_come_and_go(
 async def read_as_member(
     client: Client, queue: str, name: str, committed: list[int], unsure: list[int], stop: asyncio.Event
 ) -> None:
-    """What it could commit: a batch that was fenced is another member's, one that nobody answered for may be."""
+    """The messages it committed: a fenced batch belongs to another member, an unanswered one may."""
     async with client.subscribe(queue, "s", member=name) as batches:
         stopping = asyncio.create_task(stop.wait())
         while not stop.is_set():

@@ -45,7 +45,7 @@ def run(cluster: LocalCluster, work: Callable[[Client], Awaitable[None]], *, tim
 
 
 class Load:
-    """Writers that write one after the other, each its own numbered messages, until told to stop."""
+    """Sequential writers, each with its own numbered messages, until they are stopped."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue

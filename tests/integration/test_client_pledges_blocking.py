@@ -1,4 +1,4 @@
-"""Pledges of the blocking client: what a caller is told, whatever fails on the way."""
+"""Pledges of the blocking client: the outcome that a caller gets, whatever fails."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def program(cluster: LocalCluster, queue: str, store: Path, first: int, last: in
 
 
 def live_and_die(cluster: LocalCluster, queue: str, store: Path, first: int, count: int) -> int:
-    """The last number that the program said it had sent when it was killed."""
+    """The last number that the program reported as sent before it was killed."""
     sent = -1
     with program(cluster, queue, store, first, first + 100_000) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What a producer hands back, and what its store keeps for the next run."""
+"""The messages that a producer returns, and those that its store keeps for the next run."""
 
 from __future__ import annotations
 

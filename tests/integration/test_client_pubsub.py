@@ -1,4 +1,4 @@
-"""Writes to pub-sub queues against scripted peers: each batch in exactly one lane, whoever dies."""
+"""Writes to pub-sub queues against scripted peers: each batch in exactly one lane, whichever peer dies."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_dead_peer_causes_no_refusal_and_new_writes_continue_at_once() -> None
         queue = client.queue("p")
         await queue.enqueue(b"0")
         await cluster.peer(1).kill()
-        lost = queue.send(b"1")  # leaves before this client has heard of the death
+        lost = queue.send(b"1")  # leaves before this client knows of the death
         await asyncio.sleep(0.01)
         done = await queue.enqueue(b"2")
         assert done.lane == 12

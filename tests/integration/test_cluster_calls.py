@@ -1,4 +1,4 @@
-"""How the managing commands ask a cluster: which failures go on to the next peer, and which are told."""
+"""How the admin commands call a cluster: which failures are retried at the next peer, and which are reported."""
 
 from __future__ import annotations
 

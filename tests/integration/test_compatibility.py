@@ -60,7 +60,7 @@ def check_shown_by_all(cluster: LocalCluster, expected: Shown) -> None:
     """By each peer, once it has caught up with the others."""
     for number in cluster.founders:
         look = partial(view, cluster.api(number), writes=expected["writes"])
-        with suppress(Offline):  # what differs is said below
+        with suppress(Offline):  # differences are reported below
             wait_until(partial(shows, look, expected), timeout_s=60.0)
         assert look() == expected
 
@@ -70,7 +70,7 @@ def shows(look: Callable[[], Shown], expected: Shown) -> bool:
 
 
 def agreed(cluster: LocalCluster, writes: list[dict[str, Any]]) -> Shown | None:
-    """What all peers show. Coordinators and owners are among them, so nothing acknowledged is missing."""
+    """The view of all peers. Coordinators and owners are among them, so nothing acknowledged is missing."""
     first, *others = [view(cluster.api(number), writes=writes) for number in cluster.founders]
     return first if all(other == first for other in others) else None
 
@@ -85,7 +85,7 @@ def check_grown(grown: Shown, expected: Shown) -> None:
         assert [value_of(message) for lane in lanes.values() for message in lane["messages"]].count(b"new") == 1, name
 
 
-# ---------------------------------------------------------------------- what was asked before is asked again
+# ---------------------------------------------------------------------- repeated requests
 
 
 def check_repeated_writes(cluster: LocalCluster, expected: Shown) -> None:
@@ -113,7 +113,7 @@ def check_repeated_decisions(cluster: LocalCluster, expected: Shown) -> None:
             assert (status, refusal["error"]["code"]) == (409, "ALREADY_DECIDED")
 
 
-# ---------------------------------------------------------------------- what was begun goes on
+# ---------------------------------------------------------------------- unfinished transactions and pledges
 
 
 def check_pledges_go_on(cluster: LocalCluster) -> None:
@@ -148,7 +148,7 @@ def check_reading_goes_on(client: BlockingClient, expected: Shown) -> None:
 
 
 def check_writing_goes_on(client: BlockingClient, expected: Shown) -> None:
-    """To each queue, behind what is there; a deleted queue is gone, and its name is free."""
+    """Appends to each queue; a deleted queue is gone, and its name is free."""
     with pytest.raises(UnknownQueue):
         client.queue("deleted").enqueue(b"new")
     client.create_queue("deleted")

@@ -42,7 +42,7 @@ def test_killing_one_child_leaves_its_sibling_alive(fork_server: ForkServer, tmp
     ):
         first = one.start().pid
         two.start()
-        os.kill(first, signal.SIGKILL)  # by whoever knows its number
+        os.kill(first, signal.SIGKILL)  # by its process id
         wait_until(lambda: not one.alive)
         assert one.exit_code == -signal.SIGKILL
         assert two.alive

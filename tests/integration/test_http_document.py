@@ -34,7 +34,7 @@ CHECKS: list[CheckFunction] = [
     content_type_conformance,
     response_schema_conformance,
 ]
-#: What may be OFFLINE on a healthy peer: a version that never comes, a pub-sub lane that was never opened.
+#: Operations that may be OFFLINE on a healthy peer: a version that never comes, a pub-sub lane that was never opened.
 MAY_BE_OFFLINE = {"read", "look_up_write", "enqueue"}
 QUEUES = ["orders", "wide", "news"]
 
@@ -100,7 +100,7 @@ def test_answers_match_the_document(peer: PeerProcess, route: Route) -> None:
 
 
 def _steer(case: Any, queue: str | None, *, tame: bool) -> None:
-    """Away from long waits; and `tame`, towards what is there: names, lanes, versions, one value in each message."""
+    """Away from long waits; and `tame`, towards existing things: names, lanes, versions, one value in each message."""
     path, query, body = case.path_parameters or {}, dict(case.query or {}), case.body
     if case.operation.definition.raw["operationId"] == "read" or "timeout_s" in query:
         query["timeout_s"] = 0.05 if case.method == "GET" else 5

@@ -1,4 +1,4 @@
-"""What /metrics gives, the table it is made from, and the page that describes it, are the same."""
+"""The output of /metrics, its table in the code and its documentation page agree."""
 
 from __future__ import annotations
 

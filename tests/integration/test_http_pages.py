@@ -1,4 +1,4 @@
-"""What a web page may ask a peer that it does not come from, and what a token says of itself."""
+"""What a web page may request from a peer of another origin, and the rights that a token reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what, over TLS and without; and what a peer refuses to be started with."""
+"""Rights, with TLS and without; and settings with which a peer refuses to start."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_peers_link_with_certificates_of_their_authority_and_with_no_other(tmp_p
 
 
 def hears_anything(address: tuple[str, int], context: ssl.SSLContext) -> bool:
-    """TLS 1.3 refuses a client's certificate after the client thinks it is through: only a read tells."""
+    """TLS 1.3 refuses a client's certificate after the client considers it finished: only a read shows it."""
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=60) as raw:
         connection = context.wrap_socket(raw)
         with contextlib.closing(connection):

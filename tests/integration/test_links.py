@@ -27,7 +27,7 @@ CLUSTER = UUID(int=7).bytes
 
 
 class Listener:
-    """What a peer is to its links, without a peer."""
+    """The part of a peer that its links use, without a peer."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Reading beside a peer: batches out of its files, with every reason to be told the truth about them."""
+"""Reading on the same machine as a peer: batches from its files, and all cases in which the files must not be used."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def versions_and_values(batches: Sequence[ReadBatch]) -> list[tuple[int, bytes]]
 
 
 def memories(batches: Sequence[ReadBatch]) -> set[type]:
-    """What the bytes of the batches lie in: a file that is mapped, a file that was read, or an answer's body."""
+    """Where the bytes of the batches are: in a mapped file, in a file that was read, or in a response body."""
     return {type(batch._range.record.obj) for batch in batches}
 
 

@@ -263,7 +263,7 @@ def test_an_observer_sees_enqueue_then_stored_by_each_peer_then_committed(cluste
     assert names[: names.index("committed")].count("stored") >= 2
 
 
-# ---------------------------------------------------------------------- what is asked, and by whom
+# ---------------------------------------------------------------------- requests and rights
 
 
 @pytest.mark.parametrize(

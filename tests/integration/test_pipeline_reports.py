@@ -1,4 +1,4 @@
-"""What pipelines report in a queue: every state, a sign of life each second, and never a reason to wait."""
+"""Reports of pipelines in a queue: every state, a heartbeat each second; reporting never blocks the pipeline."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ def test_a_grpc_branch_gets_the_payload_unchanged_and_the_ids_as_metadata(runner
 
 
 class Queue:
-    """What a peer's queue does with write ids: a repeated one is answered and not stored again."""
+    """As a peer's queue treats write ids: a repeated one is answered and not stored again."""
 
     def __init__(self) -> None:
         self.messages: dict[bytes, tuple[str, bytes, bytes, dict[str, str]]] = {}

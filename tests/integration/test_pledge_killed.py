@@ -64,7 +64,7 @@ def delivered(cluster: LocalCluster, number: int) -> Counter[str]:
 
 
 def _lines(cluster: LocalCluster, number: int, path: str) -> list[dict[str, Any]]:
-    """A peer that has just come back may say first that it hears no quorum yet."""
+    """A peer that has just come back may first answer that it has no quorum yet."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     found: list[bytes] = []
 

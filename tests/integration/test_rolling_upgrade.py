@@ -1,7 +1,7 @@
 """Peers of the earlier version and of this one in one cluster: upgraded one by one under load, and one rolled back.
 
 The campaign of `avow prove` supplies the load and the judgement: its sessions write, read and decide transactions all
-the while, and its checker compares everything they were told with every lane of every peer at the end. The script
+the while, and its checker compares all answers with every lane of every peer at the end. The script
 replaces the peers. It also writes at each step, so that each mixture of versions is known to have served.
 """
 
@@ -69,7 +69,7 @@ class Upgrade:
             await self._upgrade(staged)
 
     async def _begin(self, client: Client) -> Transaction:
-        """What one version begins and the other finishes: an open transaction and a prepared pledge."""
+        """Work that one version begins and the other finishes: an open transaction and a prepared pledge."""
         for name, strategy in QUEUES.items():
             await client.create_queue(name, strategy=strategy, lanes=2 if name == "steps" else 1)
         staged = client.queue("steps").transaction("begun by the earlier version", deadline_s=3600)
@@ -144,7 +144,7 @@ class Upgrade:
         await self._read()
 
     def _wrote(self, queue: str, values: list[bytes], results: list[Done]) -> None:
-        """They are one batch of one lane, and follow what was written to it before."""
+        """They are one batch of one lane, after the earlier writes."""
         (done,) = results
         known = self._written[queue, done.lane]
         assert (done.first_version, done.last_version) == (len(known) + 1, len(known) + len(values))

@@ -1,4 +1,4 @@
-"""WebChannel sessions over HTTP, asked by hand: what clients never do, what pages must not, the life of a socket."""
+"""WebChannel sessions with raw HTTP requests: invalid clients, forbidden pages, opening and closing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMING = Timing(keep_alive_s=0.3, expiry_s=0.6, close_s=0.4, back_age_s_max=60)
 
 
 class User:
-    """Keeps what it is told. `on_packet` may do what an application would."""
+    """Records all events. `on_packet` may do what an application would."""
 
     def __init__(self) -> None:
         self.socket: Socket

@@ -32,7 +32,7 @@ from avow.testing.cluster_ports import Ports
 
 
 async def refused(url: str, *, timeout_s: float = 60.0, tls: ssl.SSLContext | None = None) -> AvowError:
-    """The error that dialling raises; its user hears nothing."""
+    """The error that dialling raises; its user gets no event."""
     user = Keeper()
     with pytest.raises(AvowError) as caught:
         await dial(url, user, tls=tls, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Both ends of a WebSocket over loopback: users that keep what they hear, listeners, and raw sockets that misbehave."""
+"""Both ends of a WebSocket over loopback: users that record their events, listeners, and raw sockets that misbehave."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def until(true: Callable[[], object]) -> None:
 
 
 class Keeper:
-    """A user that keeps everything it is told."""
+    """A user that records all events."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo = echo

@@ -67,7 +67,7 @@ def agree(cluster: LocalCluster) -> bool:
 
 
 def check(cluster: LocalCluster, shown: list[dict[str, Any]], record: dict[str, Any]) -> None:
-    """All peers show what the program was told, and the folders hold what they were written for."""
+    """All peers show the acknowledged writes, and the folders contain the cases they were written for."""
     assert all(other == shown[0] for other in shown)
     assert shown[0]["writes"] == record["writes"]
     written = written_values(record["values"])

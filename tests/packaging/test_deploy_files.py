@@ -1,4 +1,4 @@
-"""What stands in deploy/: each form is checked by whoever reads it, and every setting by the peer's own loader."""
+"""The files of deploy/: each is checked by the program that reads it, and every setting by the peer's own loader."""
 
 from __future__ import annotations
 

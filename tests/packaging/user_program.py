@@ -1,4 +1,4 @@
-"""What somebody writes who has installed the client alone: every way in and out, with its types."""
+"""A program of a user who installed only the client: every call, with its types."""
 
 import asyncio
 import sys

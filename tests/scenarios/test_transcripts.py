@@ -1,4 +1,4 @@
-"""Every transcript in this folder still shows what is written in it; and the interpreter notices when one does not."""
+"""Every transcript in this folder is up to date, and the interpreter detects one that is not."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class ChannelMachine(RuleBasedStateMachine):
         return end is not None and bool(end.into.delivered)
 
     def _do(self, move: str, *arguments: object, **named: object) -> None:
-        """What went wrong once is what is reported, not what follows from it."""
+        """The first error is reported, not the errors that follow from it."""
         try:
             getattr(self.machine, move)(*arguments, **named)
         except BaseException:

@@ -14,7 +14,7 @@ from avow_lab.simulator.plan import draw_plan
 from avow_lab.simulator.simulation import Simulation, simulate
 
 SEEDS_PER_TEST = 25
-FOUND = {  # seeds that found a mistake in what is shipped: (strategy, seed) -> what it was
+FOUND = {  # seeds that found a bug in shipped code: (strategy, seed) -> what it was
     ("two-phase", 111): "a queue that came and went while a peer was away stayed on its disk",
     ("mixed", 1345): "a peer was called gone while its removal from a lane was in flight",
     ("mixed", 1596): "the same",
@@ -58,7 +58,7 @@ def test_bugs_that_a_seed_found_stay_fixed(strategy: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [57, 225])
 def test_a_dropped_lane_stays_dropped_while_queues_and_processes_come_and_go(seed: int) -> None:
-    """A restarted peer opened it again until it heard of the deletion, and took entries that followed from nothing."""
+    """A restarted peer reopened it until it learned of the deletion, and accepted entries after a gap."""
     plan = often("queues", "blink")(draw_plan(seed, strategy="two-phase"))
     assert not Simulation(plan).run().violation
 

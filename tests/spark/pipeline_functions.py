@@ -11,7 +11,7 @@ from avow.spark.pipelines import Message
 
 
 def priced(message: Message) -> dict[str, Any] | None:
-    """Fails for what is no JSON, and for a price that is no number; drops what is free."""
+    """Fails for invalid JSON and for a price that is not a number; drops rows with price 0."""
     order = json.loads(message.value)
     if order["price"] == 0:
         return None

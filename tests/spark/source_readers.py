@@ -57,7 +57,7 @@ class Stream:
         return found
 
     def plan(self, limit: Any = None) -> bool:
-        """Logs the end of the next batch. False: there is none, as nothing is new."""
+        """Logs the end of the next batch. False: nothing is new."""
         start = self.start()
         end = self.reader.latestOffset(start, limit or self.reader.getDefaultReadLimit())
         if self.offsets and json.dumps(end) == json.dumps(start):

@@ -68,7 +68,7 @@ class Demo:
         return named
 
     def forgotten(self) -> list[str]:
-        """What is in the scratch folder, but for the claims of ports, which all clusters share."""
+        """The scratch folder's contents, except the claims of ports, which all clusters share."""
         return [path.name for path in self.scratch.iterdir() if not path.name.startswith("avow-ports")]
 
     def end(self, number: int = signal.SIGINT) -> int:

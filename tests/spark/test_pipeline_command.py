@@ -1,4 +1,4 @@
-"""`avow pipeline` as a person runs it: exit codes, signals, what is printed, what is left behind."""
+"""`avow pipeline` as a person runs it: exit codes, signals, output, files left behind."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_pipeline_is_interrupted_resumes_ends_and_fails_with_its_exit_codes(
 
 
 def check_reports(client: BlockingClient) -> None:
-    """What the runs above told the cluster: each state in its order, and how it ended."""
+    """The reports of the runs above to the cluster: each state in order, and the final status."""
     found = [
         msgspec.json.decode(message.value, type=Report)
         for batch in client.queue(PIPELINES_QUEUE).read()

@@ -1,4 +1,4 @@
-"""Whole runs of files, in one JVM, against a peer that asks for a token over TLS; each tells the cluster how it ended.
+"""Whole runs of pipelines in one JVM, against a peer with tokens and TLS; each reports its final status to the cluster.
 
 What an option carries to the peers (addresses, token, authority) goes a long way: from a file to the driver, to Spark's
 planner in a process of its own, to tasks in others. So source, sink, replay, audit and reports are all run here, once,

@@ -1,4 +1,4 @@
-"""`format("avow")` as a sink, in a real Spark: what arrives, what is refused, and that nothing arrives twice."""
+"""`format("avow")` as a sink, in a real Spark: which rows arrive, which are refused, and that none arrives twice."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def texts(count: int) -> list[str]:
     return sorted(str(number) for number in range(count))
 
 
-# ----------------------------------------------------------------- what arrives
+# ----------------------------------------------------------------- rows that arrive
 
 
 def test_a_message_has_the_columns_of_its_row(
@@ -167,7 +167,7 @@ def _stream(spark: SparkSession, folder: Path, checkpoint: Path, cluster: LocalC
     assert query.awaitTermination(300)
 
 
-# -------------------------------------------------------------- what is refused
+# -------------------------------------------------------------- rows that are refused
 
 
 @pytest.mark.parametrize(

@@ -221,11 +221,11 @@ def test_a_subscribers_cursor_follows_finished_batches(client: BlockingClient) -
     wait_until(lambda: client.queue("cursor").cursor("spark") == {0: 12}, what="a cursor at the end")
     client.delete_queue("cursor")
     assert stream.reader._cursor is not None
-    stream.reader._move_cursor(type(stream.reader._cursor)({"cursor": {0: 99}}))  # told in the log, and no failure
+    stream.reader._move_cursor(type(stream.reader._cursor)({"cursor": {0: 99}}))  # logged, not raised
     stream.reader.stop()
 
 
-# ------------------------------------------------------------------ what is lost
+# ------------------------------------------------------------------ lost versions
 
 
 def test_trimmed_versions_fail_a_read_that_asks_for_them_or_are_skipped(

@@ -124,7 +124,7 @@ def test_the_first_lines_of_the_documentation_run(
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """What it said; it ended well."""
+    """Its output. It must exit with status 0."""
     environment = {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
     log = folder / "output.txt"
     with log.open("wb") as out:

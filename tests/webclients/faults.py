@@ -36,7 +36,7 @@ RESET = struct.pack("ii", 1, 0)
 
 class FaultProxy:
     """`due`: how many faults there should have been by now, up and down each. `doom`: what kills a session, if anything
-    shall. `wide`: clients are told to have several POSTs in flight, and those are held up at random."""
+    shall. `wide`: clients have several POSTs in flight, and those are delayed at random."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class FaultProxy:
         self._upstream, self._due, self._doom, self._wide = upstream, due, doom, wide
         self._random = Random(seed)
         self._server: asyncio.Server
-        self._doomed: dict[str, str] = {}  # session -> what befalls it
+        self._doomed: dict[str, str] = {}  # session -> its fault
         self._runs: Counter[tuple[str, str]] = Counter()  # failures in a row, by session and direction
         self._serving: set[asyncio.Task[None]] = set()
         self._directions: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class FaultProxy:
         else:
             await self._down(reader, writer, request, sid)
 
-    # ------------------------------------------------------------------ what befalls a request
+    # ------------------------------------------------------------------ faults of a request
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, sid: str) -> None:
         fault = self._choose(sid, "up", UP)

@@ -185,19 +185,19 @@ _CALLS: Final[dict[str, Callable[[Core, Step], int | None]]] = {
 
 
 def _told(event: Event) -> dict[str, Any]:
-    told: dict[str, Any] = {"type": type(event).__name__}
+    fields: dict[str, Any] = {"type": type(event).__name__}
     if type(event) is Messages:
-        return told | {"first": event.first, "values": _shown_values(event.values)}
+        return fields | {"first": event.first, "values": _shown_values(event.values)}
     if type(event) is not Ended:
-        told.update(msgspec.to_builtins(event))
-        return told
+        fields.update(msgspec.to_builtins(event))
+        return fields
     pending = [
         {"number": one.number, "value": _shown(one.value), "fate": one.fate, "commit": one.commit}
         for one in event.pending
     ]
     text = None if event.code in _OWN_WORDS and not event.remote else event.text
     last = {"code": event.code.name, "name": event.name, "text": text}
-    return told | last | {"remote": event.remote, "pending": pending}
+    return fields | last | {"remote": event.remote, "pending": pending}
 
 
 def _without_own_words(packet: bytes) -> bytes:

@@ -76,12 +76,12 @@ def _section(title: str, kind: type[Struct], *, beside: type[Struct] | None = No
 
 def _type(found: Any) -> str:
     """The type in TOML's terms."""
-    told = types.type_info(found)
-    choices = told.types if isinstance(told, types.UnionType) else (told,)
+    info = types.type_info(found)
+    choices = info.types if isinstance(info, types.UnionType) else (info,)
     return " or ".join(dict.fromkeys(_word(one) for one in choices if not isinstance(one, types.NoneType)))
 
 
-def _word(told: types.Type) -> str:
+def _word(info: types.Type) -> str:
     words = {
         types.StrType: "text",
         types.IntType: "whole number",
@@ -90,7 +90,7 @@ def _word(told: types.Type) -> str:
         types.DictType: "names and values",
         types.VarTupleType: "list",
     }
-    return words[type(told)]
+    return words[type(info)]
 
 
 def _default(field: FieldInfo) -> str:

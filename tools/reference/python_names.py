@@ -95,8 +95,8 @@ def _described(module: str, name: str) -> str:
         lines += [f"- `{key}: {_annotation(kind)}`\n" for key, kind in get_type_hints(found).items()] + ["\n"]
     elif inspect.isclass(found):
         for word, method in _methods(found):
-            said = _text(method).strip().replace("\n\n", "\n").replace("\n", "\n    ")
-            lines.append(f"- `{_signature(word, method)}`{chr(10) + '    ' + said if said else ''}\n")
+            docstring = _text(method).strip().replace("\n\n", "\n").replace("\n", "\n    ")
+            lines.append(f"- `{_signature(word, method)}`{chr(10) + '    ' + docstring if docstring else ''}\n")
         lines.append("\n")
     return "".join(lines)
 
@@ -121,10 +121,10 @@ def _signature(name: str, found: Any) -> str:
     except (TypeError, ValueError):  # an Enum, an exception
         return name
     shown = [_unquoted(one) for one in signature.parameters.values() if one.name not in ("self", "cls")]
-    told = signature.replace(parameters=shown, return_annotation=inspect.Signature.empty)
+    shown_signature = signature.replace(parameters=shown, return_annotation=inspect.Signature.empty)
     returns = signature.return_annotation
     arrow = "" if inspect.isclass(plain) or returns is inspect.Signature.empty else f" -> {_annotation(returns)}"
-    return f"{waits}{name}{told}{arrow}"
+    return f"{waits}{name}{shown_signature}{arrow}"
 
 
 def _unquoted(one: inspect.Parameter) -> inspect.Parameter:
@@ -153,5 +153,5 @@ def _alias(found: Any) -> str:
 
 
 def _text(found: Any) -> str:
-    said = found.__doc__ if not inspect.isclass(found) else vars(found).get("__doc__")
-    return inspect.cleandoc(said) + "\n\n" if said else ""
+    docstring = found.__doc__ if not inspect.isclass(found) else vars(found).get("__doc__")
+    return inspect.cleandoc(docstring) + "\n\n" if docstring else ""

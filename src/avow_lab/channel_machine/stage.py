@@ -160,7 +160,7 @@ class Stage:
             raise Violation("ended", f"the {end.name} ended {event.code.name}: {event.text}")
         if received_ends and received_ends[0].acked > end.out.known_acked:
             raise Violation(
-                "ack", f"the {end.name} did not hear of commit {received_ends[0].acked} in the other end's End"
+                "ack", f"the {end.name} ignored the ack of commit {received_ends[0].acked} in the other end's End"
             )
         check_handed_back(end, event)
         end.over = event

@@ -25,7 +25,7 @@ NEVER = bytes(16)  # a write id that nothing has
 
 
 class Members(Protocol):
-    """What the suite needs of a cluster beside its API."""
+    """What the suite needs from a cluster besides its API."""
 
     numbers: tuple[int, ...]
 
@@ -109,7 +109,7 @@ class Answer:
 
     @property
     def values(self) -> list[tuple[int, bytes]]:
-        """(version, value) of what was read."""
+        """(version, value) of each message read."""
         assert self.headers["content-type"] == RANGES["Accept"]
         found = []
         for one in parse_ranges(memoryview(self.body)):
@@ -156,7 +156,7 @@ class Contract:
             connection.close()
 
     def create(self, **options: Any) -> Answer:
-        """And wait until every peer has heard of it, and of each pub-sub lane."""
+        """Also waits until every peer knows the queue and each pub-sub lane."""
         answer = self.ask("POST", "/v1/queues", body={"name": self.queue, **options})
         wait_until(lambda: all(self._is_known(number) for number in self.members.numbers), what="the queue")
         return answer

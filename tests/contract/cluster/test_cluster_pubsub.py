@@ -46,7 +46,7 @@ def test_a_write_is_bound_to_the_lane_it_names_and_names_no_coordinator(pubsub: 
 
 
 def test_only_the_owner_of_a_lane_writes_to_it(pubsub: Contract) -> None:
-    """Another peer knows what is in the lane, but of what is not it can say nothing yet."""
+    """Another peer knows what is in the lane, but cannot rule out a write that is not there yet."""
     lane = pubsub.open_lane(pubsub.first)
     written = pubsub.write(b"a", lane=lane, write_id=ID)
     for other in pubsub.members.numbers[1:]:

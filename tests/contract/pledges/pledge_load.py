@@ -2,7 +2,7 @@
 
 Each task works on pledges of its own, one after the other: insert, claim, and four swaps, each of which adds one to
 `failures`. So the revision of a pledge says how many swaps were made and `failures` how many are counted: they differ
-if one was lost or made twice. What a store said yes to is noted before anything else happens.
+if one was lost or made twice. Every acknowledged operation is written to the notes before anything else happens.
 
 Run as a program it notes on its standard output, one line for each yes, until it is killed:
 
@@ -30,7 +30,7 @@ _PAUSE_S = 0.02
 
 @dataclass
 class Notes:
-    """By gid, the highest revision and fence that were answered; and what was said in between."""
+    """By gid, the highest acknowledged revision and fence."""
 
     revisions: dict[str, int] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)

@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 
 
 class Place:
-    """`server` is None where there is none to be killed."""
+    """`server` is None if there is no server process to kill."""
 
     def __init__(self, url: str, server: Server | None = None) -> None:
         self.url, self.server = url, server

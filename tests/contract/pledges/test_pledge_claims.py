@@ -54,7 +54,7 @@ def test_nobody_else_claims_a_leased_pledge_until_the_lease_ends(place: Place) -
 
 
 def test_a_coordinator_paused_past_its_lease_is_refused_after_another_claim(place: Place) -> None:
-    """It has the latest revision: only the fence tells that the world went on without it."""
+    """It has the latest revision: only the fence shows that another coordinator has claimed the pledge since."""
 
     async def main() -> None:
         async with place.opened() as one, place.opened() as two:

@@ -1,4 +1,4 @@
-"""Servers that go away, fall silent or refuse: what a caller hears, and that the store finds back by itself."""
+"""Servers that disappear, fall silent or refuse: the error that a caller gets; the store recovers by itself."""
 
 from __future__ import annotations
 

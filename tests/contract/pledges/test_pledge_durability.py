@@ -1,4 +1,4 @@
-"""kill -9 in the middle of work: what was answered is there, and nothing was done twice."""
+"""kill -9 under load: acknowledged operations survive, and nothing was done twice."""
 
 from __future__ import annotations
 

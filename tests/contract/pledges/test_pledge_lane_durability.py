@@ -1,4 +1,4 @@
-"""kill -9 of a whole cluster of one or three peers in the middle of work: what was answered is there.
+"""kill -9 of a whole cluster of one or three peers under load: acknowledged operations survive.
 
 Claims are not: in a lane they are the memory of the peer that gave them. What they protect is the revision.
 """

@@ -1,7 +1,7 @@
 """Where the known systems fail on some stores and not on others: a coordinator on each store, and one service.
 
 dtm's "retry now" does nothing on Redis and BoltDB, and its topics are read once, when it starts. The service is in this
-process and answers as it is told; who subscribes at one coordinator is heeded by another one.
+process with scripted answers; a subscriber added at one coordinator is used by another one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHECKBACK = "http://bank-a/checkback"
 
 
 class Service(Branches):
-    """Anything may be called; what is in `failing` says no."""
+    """Any URL may be called; those in `failing` fail."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every pledge store does: keep, compare and swap, list, forget."""
+"""The contract of every pledge store: insert, compare and swap, list, forget."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_a_swap_moves_a_pledge_from_one_status_to_the_other(place: Place) -> Non
 
 
 def test_pages_stay_consistent_while_pledges_are_inserted(place: Place) -> None:
-    """What was there at the first page is seen exactly once, whatever is inserted meanwhile."""
+    """Pledges that existed at the first page are listed exactly once, whatever is inserted meanwhile."""
 
     async def keep_inserting(store: PledgeStore, stop: asyncio.Event) -> int:
         for n in range(5_000):

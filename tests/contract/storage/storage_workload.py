@@ -109,7 +109,7 @@ class Workload:
 
 
 def images_after(ops: list[Persist], *, least: int) -> list[StoreImage]:
-    """What a store may hold when the first `least` operations are certain and any prefix of the rest may be there."""
+    """All states that a store may have if the first `least` operations are certain and some of the rest."""
     twin = MemoryStore()
     twin.write(ops[:least], ignore)
     twin.sync()
@@ -197,7 +197,7 @@ class DiskBench:
 
 
 class InPlaceBench(DiskBench):
-    """As a peer has it on a quick disk: whoever writes also syncs."""
+    """As on a peer with a fast disk: the writer also syncs."""
 
     def _open(self) -> FileStore:
         return FileStore(DiskFiles(self._root), sizes=TINY, in_place_below_s=60.0)

@@ -1,4 +1,4 @@
-"""What every store promises, checked on each of them by the same tests."""
+"""The contract of every store: the same tests run on each of them."""
 
 from __future__ import annotations
 

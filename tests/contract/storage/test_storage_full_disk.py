@@ -1,4 +1,4 @@
-"""A full disk refuses entries, and nothing else: reads go on, promises go on, what was accepted is finished."""
+"""A full disk refuses entries and nothing else: reads and promises work, and accepted entries are finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The power goes, at every byte there is. What was acknowledged is there afterwards, and nothing never written is.
+"""A power cut at every byte. Afterwards acknowledged entries exist, and nothing exists that was never written.
 
 A sync is the moment with the most to lose, so the power is cut just before each one takes effect: the log's write is
 cut at each of its bytes, and everything else that is not synced (lane files, names) is kept, lost or kept in part.

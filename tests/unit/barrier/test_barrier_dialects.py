@@ -1,4 +1,4 @@
-"""What databases' errors mean, which connections are known, and the text of the migrations."""
+"""Meaning of database errors, supported connections, and the text of the migrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the comparison that decide what is said: options, ratios, targets, the region of the document."""
+"""The parts of the comparison that decide its report: options, ratios, targets, the region of the document."""
 
 from __future__ import annotations
 

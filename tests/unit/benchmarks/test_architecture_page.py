@@ -1,4 +1,4 @@
-"""docs/architecture.md names what is there: every module, every package, and the layers of the import contract."""
+"""docs/architecture.md agrees with the code: every module, every package, and the layers of the import contract."""
 
 from __future__ import annotations
 

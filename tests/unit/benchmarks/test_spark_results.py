@@ -1,4 +1,4 @@
-"""What Spark's benchmarks conclude from what they saw; they themselves need a JVM."""
+"""How Spark's benchmarks evaluate their measurements; the measurements need a JVM."""
 
 from __future__ import annotations
 

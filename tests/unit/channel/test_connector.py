@@ -1,4 +1,4 @@
-"""The connector: the first connection, pauses between attempts, patience, what ends the attempts."""
+"""The connector: the first connection, pauses between attempts, timeout, what ends the attempts."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_an_ack_makes_room_below_the_cap() -> None:
     assert not pair.right.ended
 
 
-# ------------------------------------------------------------------ what is handed back
+# ------------------------------------------------------------------ pending messages at the end
 
 
 def test_pending_messages_are_returned_in_order_with_their_commits() -> None:

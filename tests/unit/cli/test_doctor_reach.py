@@ -57,7 +57,7 @@ def serve() -> Iterator[Serve]:
 
 class Quiet(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """A caller that goes away in the middle is what is tested."""
+        """The test is a caller that disconnects in the middle."""
 
 
 ALIVE = b'{"status":"alive"}'

@@ -12,7 +12,7 @@ from avow.client.reader import Message
 
 
 class Batch:
-    """What a reader is given, from a list."""
+    """Read results from a list."""
 
     def __init__(self, messages: list[Message]) -> None:
         self._messages = messages

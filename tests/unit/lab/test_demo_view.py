@@ -1,4 +1,4 @@
-"""What `avow demo` shows, from made-up samples and events: it fits a small terminal and hides nothing that is wrong."""
+"""What `avow demo` shows, from made-up samples and events: it fits a small terminal and shows every error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the list of two-phase mutations promises to whoever runs it."""
+"""Properties of the list of two-phase mutations."""
 
 from __future__ import annotations
 

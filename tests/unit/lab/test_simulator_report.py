@@ -1,4 +1,4 @@
-"""What a person sees when a promise was broken."""
+"""The report of a violation."""
 
 from __future__ import annotations
 

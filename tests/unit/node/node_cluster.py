@@ -87,7 +87,7 @@ class NodeCluster:
                     self.nodes[target].receive(source, route, message, self.now)
 
     def deliver(self, source: int, target: int) -> None:
-        """What one node says now reaches another, which acts on it; all else waits."""
+        """Delivers present messages of one node to another, which handles them; all others wait."""
         self._perform(source, self.nodes[source])
         for frame in [frame for frame in self._frames if frame[:2] == (source, target)]:
             self._frames.remove(frame)

@@ -1,4 +1,4 @@
-"""Nodes with one pub-sub queue, joined by hand: messages arrive in order, disks sync at once, time is told."""
+"""Nodes with one pub-sub queue, without IO: messages arrive in order, disks sync at once, time is a number."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _with(constructor: Callable[..., Any], **changed: Any) -> Callable[..., Any]
 
 
 class NoHousekeeping:
-    """Members change when a test says so."""
+    """Members change only when a test asks for it."""
 
     def __init__(self, node: Node) -> None:
         self.identity = b""
@@ -132,7 +132,7 @@ class Peer:
 
 
 class Cluster:
-    """Peers whose messages arrive in order and whose disks sync at once; time moves when a test says so."""
+    """Peers whose messages arrive in order and whose disks sync at once; time moves only when a test moves it."""
 
     def __init__(self, size: int, *, bounds: PubSubBounds | None = None, spare: tuple[int, ...] = ()) -> None:
         self.now = 0.0
@@ -242,7 +242,7 @@ class Cluster:
         return self.answers[request][-1]
 
     def values(self, peer: int, lane: int, *, after: int = 0) -> str:
-        """What a reader at this peer is given, message by message."""
+        """The messages that a reader at this peer gets."""
         queue = self.peers[peer].queue
         found = ""
         for part in queue.ranges(lane, after, 1000):

@@ -1,4 +1,4 @@
-"""What a peer lacks after another's snapshot, and how it gets it: one lane by hand, with a store that fails."""
+"""How a peer fetches what it lacks after another's snapshot: one lane without IO, with a store that fails."""
 
 from __future__ import annotations
 

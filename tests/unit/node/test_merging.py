@@ -180,7 +180,7 @@ def test_forwarded_writes_are_merged_and_each_peer_gets_its_own_answers() -> Non
 @pytest.mark.parametrize(
     "unfit",
     [
-        Write(Kind.DATA, b"%016d" % 1, 1, -1, 0, b"", section(b"a")),  # nobody said it may
+        Write(Kind.DATA, b"%016d" % 1, 1, -1, 0, b"", section(b"a")),  # not marked as mergeable
         Write(Kind.DATA, b"%016d" % 1, 1, -1, 0, b"", b"toy", mergeable=True),
         Write(Kind.DATA, b"", 1, -1, 0, b"", section(b"a"), mergeable=True),  # nobody could find it again
         Write(Kind.DATA, b"%016d" % 1, 1, -1, 0, b"", section(b"a" * 20_000), mergeable=True),

@@ -1,4 +1,4 @@
-"""What the metadata lane tells of pub-sub lanes: one fact for each change, all of them for whoever begins to listen."""
+"""What the metadata lane reports of pub-sub lanes: one fact for each change, and all of them to a new listener."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_queue_deleted_while_a_peer_was_down_leaves_its_disk_without_another_r
 
 
 def test_a_lane_that_was_dropped_in_an_earlier_run_is_not_opened_again() -> None:
-    """A restart replays the creation before it hears of the deletion again. A peer that lags still sends entries; they
+    """A restart replays the creation before it learns of the deletion again. A peer that lags still sends entries; they
     do not follow from nothing. Found by two-phase seeds with many queue changes."""
     founding = founding_snapshot((1, 2, 3), (QueueCommand("create", "orders"),))
     dropped = LaneImage(snapshot=Snapshot(5, 0, (), (), b""))

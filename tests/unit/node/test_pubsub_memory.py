@@ -1,4 +1,4 @@
-"""What a peer keeps of pub-sub lanes, in memory and on disk: bounds, restarts, trims, lanes that are removed whole."""
+"""Pub-sub lanes of a peer, in memory and on disk: bounds, restarts, trims, removed lanes."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_fence_for_a_removed_lane_is_not_answered(three: Cluster) -> None:
 
 
 def test_a_lane_known_from_a_fence_alone_leaves_the_disk_with_its_queue(three: Cluster) -> None:
-    """Its opening was never heard of here; found by mixed seed 3208."""
+    """This peer never got its opening; found by mixed seed 3208."""
     entry = Entry(1, ballot_of(1, 1), Kind.DATA, 1, b"w" * 16, 0, b"", b"a")
     three.peers[2].receive(1, Fence(99, 1), three.now)
     three.settle()

@@ -1,4 +1,4 @@
-"""Small writes to a pub-sub lane that wait for the same sync become one entry, and each hears of its own versions."""
+"""Small writes to a pub-sub lane that wait for the same sync become one entry, and each gets its own versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several pub-sub queues on the same peers: one run for all of them, and what is on disk finds its queue again."""
+"""Several pub-sub queues on the same peers: one run for all of them, and lanes on disk find their queue again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(cluster: NodeCluster, queue: str, value: bytes, *, at: int) -> int:
 def test_messages_of_every_queue_survive_a_restart_of_all_peers(
     monkeypatch: pytest.MonkeyPatch, snapshot_every: int
 ) -> None:
-    """Also when a start knows the queues from a snapshot and hears of their last lanes only later."""
+    """Even if a start knows the queues from a snapshot and learns of their last lanes only later."""
     monkeypatch.setattr("avow.node.lane_set.METADATA_SNAPSHOT_EVERY", snapshot_every)
     cluster = ready()
     cluster.kill(2)

@@ -1,4 +1,4 @@
-"""What a pub-sub queue wants the metadata lane to decide: when it is said again, and when it is not."""
+"""Proposals of a pub-sub queue to the metadata lane: when they are repeated, and when not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What retention rules give up of a pub-sub lane."""
+"""What retention rules remove from a pub-sub lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One peer's lane by hand: what a client hears, and when."""
+"""One peer's lane without IO: which answers a client gets, and when."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_deposed_coordinator_answers_unknown_to_writers_and_offline_to_refused
     peer.write(2, write(2, expected=0), NOW)
     peer.read(3, NOW)
     perform(peer)
-    peer.tick(NOW + 10)  # nobody was heard for ten seconds
+    peer.tick(NOW + 10)  # no heartbeat for ten seconds
     assert set(heard(peer)) == {(1, LOST), (2, Refusal("OFFLINE")), (3, Refusal("OFFLINE"))}
 
 

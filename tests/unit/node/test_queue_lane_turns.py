@@ -1,4 +1,4 @@
-"""What a lane does with the writes of one turn: those it takes come before those it refuses.
+"""Writes of one turn: those that a lane accepts come before those it refuses.
 
 Producers rely on it. They send many writes in one turn and repeat what was refused; a lane that took a later one of
 them would have the order wrong for good.

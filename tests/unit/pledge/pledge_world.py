@@ -30,7 +30,7 @@ DEAD = unreached("connection refused")
 
 
 class Services(Branches):
-    """`slow` says how long a URL takes; `calls` is what was called, with the time."""
+    """`slow`: how long a URL takes; `calls`: the calls made, with the time."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -143,7 +143,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """What reaches the loop's exception handler fails the test."""
+    """An error that reaches the loop's exception handler fails the test."""
     reported: list[dict[str, Any]] = []
 
     def new_loop() -> asyncio.AbstractEventLoop:

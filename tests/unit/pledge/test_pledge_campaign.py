@@ -80,7 +80,7 @@ class ShakyStore(MemoryStore):
 
 
 class Bank:
-    """The services and their database: what a barrier keeps, and what branches did."""
+    """The services and their database: barrier rows and effects of branches."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -157,7 +157,7 @@ class Run:
         self.coordinators.append(made)
 
     async def any_coordinator(self, ask: Callable[[Coordinator], Awaitable[T]]) -> T | None:
-        """Asked again on what is not definite, a few times, anywhere. None: refused or given up."""
+        """Retried a few times at any peer unless the error is definite. None: refused or given up."""
         for _ in range(4):
             try:
                 return await ask(self.chance.choice(self.coordinators))

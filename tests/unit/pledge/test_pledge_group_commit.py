@@ -1,4 +1,4 @@
-"""Group commit: what waits is performed together, and each gets its own outcome."""
+"""Group commit: waiting operations are performed together, and each gets its own outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator in virtual time: what fails is repeated, dies, is redriven, or is stopped by a person."""
+"""A coordinator in virtual time: failing pledges are retried, die, are redriven, or are stopped manually."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table and the functions that go by it: every event in every status, times, options, what is compared."""
+"""The transition table and its functions: every event in every status, times, options, comparison of contents."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_pledge_without_branches_succeeds_when_it_is_submitted() -> None:
     assert heard(prepared, answer(CHECKBACK, "SUCCESS"), of=nothing).status == "succeeded"
 
 
-# --------------------------------------------------------------------------------------- what is compared
+# --------------------------------------------------------------------------------------- comparison of contents
 
 
 def request(*steps: tuple[str, bytes], **changed: Any) -> Content:
@@ -424,7 +424,7 @@ def test_a_held_pledge_is_due_only_when_its_holder_must_be_dead() -> None:
     assert state.released(freed, now_ms=NOW + 2) is freed
 
 
-# ------------------------------------------------------------------------------------- what a caller is told
+# ------------------------------------------------------------------------------------- the status a caller gets
 
 
 def test_point_4_a_caller_gets_the_actual_status() -> None:

@@ -1,4 +1,4 @@
-"""Any sequence of events, in any order, with any delays: what is always true of a pledge."""
+"""Invariants of a pledge under any sequence of events with any delays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PledgeMachine(RuleBasedStateMachine):
         self.now_ms = 1_000_000
         self.called: list[int] = []
         self.delivered: set[int] = set()
-        self.committed = False  # a submit or a checkback said so
+        self.committed = False  # by a submit or a checkback
         self.stopped = False
 
     @initialize(

@@ -1,4 +1,4 @@
-"""A coordinator in virtual time: coordinators that die or are paused, stores that are away, what is tidied up."""
+"""A coordinator in virtual time: coordinators that die or are paused, unreachable stores, clean-up."""
 
 from __future__ import annotations
 

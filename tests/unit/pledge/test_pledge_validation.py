@@ -1,4 +1,4 @@
-"""What is refused when it is pledged, and what a request becomes."""
+"""Validation of pledge requests, and what they are turned into."""
 
 from __future__ import annotations
 

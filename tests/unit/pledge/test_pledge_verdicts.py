@@ -1,4 +1,4 @@
-"""What an answer means: tables of answers, most of which are no verdict."""
+"""How answers are interpreted: tables of answers, most of which are not a verdict."""
 
 from __future__ import annotations
 

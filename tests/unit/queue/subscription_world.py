@@ -1,4 +1,4 @@
-"""Readers of one subscriber at peers that hear of changes late: commands cross, are lost, and arrive in any order.
+"""Readers of one subscriber at peers that learn of changes late: commands cross, are lost, and arrive in any order.
 
 The world holds the logs; peers hold copies of the metadata state that lag behind. A reader follows the rules at the
 head of `avow.queue.subscriptions` and knows only what its peer knows. What the world asserts at each entry:
@@ -102,7 +102,7 @@ class World:
     def take(self, sent: Sent) -> Outcome:
         raise NotImplementedError
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ events
 
     def join(self, peer: int, name: int, _: int) -> None:
         self.enter(peer, NAMES[name % len(NAMES)])
@@ -149,7 +149,7 @@ class World:
         self.under_way.append(Sent(None, lane, min(MESSAGES, self.cursor(lane) + count % 3), 0))
 
     def arrive(self, which: int, lost: int, _: int) -> None:
-        """One command reaches its log; in one case of four nobody hears the answer."""
+        """One command reaches its log; in one case of four the answer is lost."""
         if not self.under_way:
             return
         sent = self.under_way.pop(which % len(self.under_way))

@@ -1,4 +1,4 @@
-"""A two-phase lane's cursor is moved by the reader that took the lane over last, and by whoever names no epoch."""
+"""A two-phase lane's cursor is moved by the reader that took the lane over last, and by commands without an epoch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_move_does_not_take_a_lane_over() -> None:
 
 
 def test_a_reader_that_lost_a_lane_and_got_it_back_cannot_repeat_the_moves_of_another() -> None:
-    """a reads under 5; b gets the lane in 6, a again in 7, and the peer of a has not heard of 6 or 7 when b comes."""
+    """a reads under 5; b gets the lane in 6, a again in 7, and a's peer does not know of 6 or 7 when b arrives."""
     state = lane(fence(5), cursor("x", 2, epoch=5))
     assert apply_all(state, fence(6), cursor("x", 5, epoch=6)) == [Outcome("", 0, 2), Outcome("", 0, 5)]
     assert apply_all(state, cursor("x", 4, epoch=5), cursor("x", 4, epoch=7)) == [FENCED, FENCED]

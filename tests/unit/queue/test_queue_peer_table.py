@@ -1,4 +1,4 @@
-"""Who the peers of a cluster are: numbers and identities, joining and leaving."""
+"""The peer table of a cluster: numbers and identities, joining and leaving."""
 
 from __future__ import annotations
 

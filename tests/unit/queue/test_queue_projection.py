@@ -1,4 +1,4 @@
-"""What a coordinator answers from entries in flight is what applying them will say."""
+"""A coordinator's answers from entries in flight equal the outcomes when they are applied."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = encode(TransactionCommand(b"t"))
 
 
 class Coordinator:
-    """A log, how much of it is committed, and a projection that is told of each append."""
+    """A log, its committed part, and a projection that is updated with each append."""
 
     def __init__(self, sizes: Bounds | None = None) -> None:
         self.state = QueueState(bounds=sizes)

@@ -1,4 +1,4 @@
-"""Who reads for a subscriber: joins, takeovers, leaves, and which lanes that gives to whom."""
+"""Subscriptions: joins, takeovers, leaves, and the assignment of lanes to members."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.unit.queue.subscription_world import (
 from avow.queue.entry_outcome import Outcome
 from avow.queue.subscriptions import Subscription, reader_of
 
-# What happens, and how often.
+# Events and their weights.
 MIX = {"join": 4, "leave": 4, "learn": 32, "read": 40, "arrive": 40, "forget": 1, "person": 2, "takeover": 1}
 
 seeds = st.integers(0, 2**32 - 1)  # a seed and a length, so that a failure shrinks to its shortest course

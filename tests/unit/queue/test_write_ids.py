@@ -75,7 +75,7 @@ def test_each_write_of_a_merged_entry_has_an_outcome_of_its_own() -> None:
     state.apply(Entry(1, ORIGIN, Kind.DATA, 2, write_id(9)))
     state.apply(Entry(2, ORIGIN, Kind.DATA, 4), [(write_id(1), 0, 1), (write_id(9), 1, 2), (write_id(2), 3, 1)])
     assert state.outcome_of(write_id(1)) == Outcome("", 3, 3)
-    assert state.outcome_of(write_id(9)) == Outcome("", 1, 2)  # what it heard the first time
+    assert state.outcome_of(write_id(9)) == Outcome("", 1, 2)  # its first answer
     assert state.outcome_of(write_id(2)) == Outcome("", 4, 4)
     assert [(r.position, r.offset, r.count) for r in state.ranges(2, 9)] == [(2, 0, 1), (2, 3, 1)]
 

@@ -31,7 +31,7 @@ PROOF = synced_receipt(1)
 
 
 class Disk:
-    """What survives a crash: effects are applied to it at the sync, all or nothing."""
+    """The state that survives a crash: effects are applied to it at the sync, all or nothing."""
 
     def __init__(self) -> None:
         self.lanes: dict[int, LaneImage] = {}
@@ -155,7 +155,7 @@ class Cluster:
         self.start(number)
 
     def next_run(self, number: int) -> int:
-        """What a composition does for a peer that lost its lane."""
+        """Does what a node does for a peer that lost its lane."""
         peer = self.peers[number]
         peer.disk.incarnation += 1
         self.at(number).new_run(peer.disk.incarnation)
@@ -238,7 +238,7 @@ class Cluster:
     # ------------------------------------------------------------------ what tests do
 
     def cut(self, *numbers: int) -> None:
-        """Nobody in `numbers` hears the others, nor they them. Messages under way are lost as well."""
+        """Partitions `numbers` from the others. Messages in flight are lost as well."""
         inside = set(numbers)
         for a in self.peers:
             for b in self.peers:
@@ -291,7 +291,7 @@ class Cluster:
         return lane
 
     def values(self, number: int, lane: int) -> list[str]:
-        """What peer `number` lets read of the lane."""
+        """The messages of the lane that are readable at peer `number`."""
         core, values = self.at(number), list[str]()
         while entries := core.retention.entries(lane, after=len(values), limit=100):
             values += [entry.batch.decode() for entry in entries]

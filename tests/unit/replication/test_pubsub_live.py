@@ -11,7 +11,7 @@ from avow.wire.messages import LaneEnqueue, LaneFetch, LaneFetched, LaneHeartbea
 
 
 def ready(size: int = 3, **options: object) -> Cluster:
-    """A cluster whose peers have heard each other."""
+    """A cluster whose peers have exchanged heartbeats."""
     cluster = Cluster(size, **options)  # type: ignore[arg-type]
     cluster.run(BEAT_S)
     return cluster

@@ -1,4 +1,4 @@
-"""One core by hand: copies that begin behind what was removed, entries that left memory, lanes that are dropped."""
+"""One core without IO: copies that start after removed entries, entries that left memory, dropped lanes."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_dropped_lane_leaves_nothing_on_disk_and_its_messages_are_ignored() ->
 
 
 def beats(core: PubSubCore, first: int, last: int) -> list[int]:
-    """The heartbeats, counted in intervals, at which something was said."""
+    """The heartbeats, counted in intervals, at which a message was sent."""
     spoken = []
     for beat in range(first, last + 1):
         core.tick(beat * 1.01 * Tuning().heartbeat_interval_s)

@@ -61,7 +61,7 @@ class Checker:
     def _check_proposal(self, lane: int, end: int) -> None:
         """At the moment it is proposed, a quorum of disks holds the end (later, an earlier end may have cut them).
 
-        A disk that held it and was damaged since counts: it told the truth when it answered.
+        A disk that held it and was damaged since counts: its answer was true when it was given.
         """
         if lane in self.cluster.ends or (lane, end) in self.proposed:
             return
@@ -191,7 +191,7 @@ class Schedule:
         self.cluster.start(number)
 
     def recover(self) -> None:
-        """Everything works again: bounded time must suffice to end what has no owner and to show the same."""
+        """All faults end: within bounded time orphaned lanes are ended and all peers show the same."""
         cluster = self.cluster
         cluster.heal()
         cluster.auto_sync = cluster.auto_facts = cluster.auto_propose = True

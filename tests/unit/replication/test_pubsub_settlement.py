@@ -20,7 +20,7 @@ def ready(size: int = 3, **options: object) -> Cluster:
 
 
 def stored_on(cluster: Cluster, owner: int, value: str, *others: int) -> int:
-    """`owner` writes, only `others` receive it, nobody hears of their Stored. Returns the lane."""
+    """`owner` writes, only `others` receive it, and their Stored is lost. Returns the lane."""
     cluster.enqueue(owner, value)
     cluster.deliver_all(lambda _s, target, message: isinstance(message, LaneEnqueue) and target in others)
     cluster.network.clear()

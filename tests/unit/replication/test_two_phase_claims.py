@@ -116,7 +116,7 @@ def test_a_claimant_that_is_far_behind_continues_from_the_donors_snapshot() -> N
 
 
 def test_a_snapshot_is_acknowledged_with_exactly_its_position() -> None:
-    """What is committed here beyond it may be unknown to a coordinator that was replaced."""
+    """A replaced coordinator may not know that later entries are committed."""
     follower = core(3)
     entries = tuple(data(position, B2) for position in range(1, 6))
     follower.receive(2, Fetched(0, 0, 0, entries, 5, 5), 0.0)

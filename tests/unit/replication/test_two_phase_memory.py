@@ -167,7 +167,7 @@ def test_forgotten_entries_are_fed_from_storage() -> None:
     peer.receive(3, Reject(peer.promised, 2, 0), 1.0)
     (message,) = [m for m in sent_by(peer, Enqueue) if isinstance(m, Enqueue) and m.after == 2]
     assert isinstance(message, Enqueue)
-    assert [entry.position for entry in message.entries] == [3, 4, 5]  # never beyond what is committed for sure
+    assert [entry.position for entry in message.entries] == [3, 4, 5]  # never beyond the entries known to be committed
     assert message.origin == B1
     assert disk.reads
 
@@ -221,7 +221,7 @@ def test_a_snapshot_is_requested_when_storage_lacks_the_entries() -> None:
     peer.state.compact(Snapshot(7, peer.log.origin(7), VOTERS, (), b""))
     assert not peer.state.snapshot_wanted
     installs: list[Message] = []
-    for beat in range(4):  # what was not answered is sent again
+    for beat in range(4):  # unanswered messages are resent
         now = 1.1 + 0.1 * beat
         peer.receive(2, Heartbeat(peer.promised, False, 7), now)
         peer.tick(now)

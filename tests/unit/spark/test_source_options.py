@@ -1,4 +1,4 @@
-"""Options of the source: Kafka's names and meanings, and errors that name what is wrong."""
+"""Options of the source: Kafka's names and meanings, and errors that name the wrong option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Java that is used, and the error if there is none."""
+"""Which Java is used, and the error without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no list of places is refused by name."""
+"""Encoding of places; an invalid list of places is refused by name."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Messages = dict[str, Any]
 
 
 def read(batch: Batch) -> Messages:
-    """What a batch holds, in the words `encode_batch` takes; absent columns as their empty value."""
+    """The contents of a batch as arguments of `encode_batch`; absent columns as their empty value."""
     times = batch.times()
     return {
         "values": [bytes(value) for value in batch.values()],

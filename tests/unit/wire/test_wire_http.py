@@ -1,4 +1,4 @@
-"""The parser of answers: however bytes are cut it says the same, it agrees with another parser, and it has bounds."""
+"""The response parser: the same result however bytes are cut, and as another parser; all sizes are bounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSED = "refused"
 
 
 class Read:
-    """What a parser made of some bytes: answers as (status, body), and how it ended."""
+    """The result of parsing some bytes: answers as (status, body), and the final state."""
 
     def __init__(self, pieces: Iterable[bytes], *, bounds: Bounds = SMALL, to_head: Iterable[int] = ()) -> None:
         self.parser = AnswerParser(bounds)
@@ -192,7 +192,7 @@ def test_damaged_input_is_refused_or_parsed_as_by_the_second_parser(answers: lis
     if read.refused or read.parser.closes:
         assert found == twin.found[: len(found)]
     elif twin.refused and b"chunked" in damaged.lower():
-        assert found[: len(twin.found)] == twin.found  # what stands behind a chunk's size means nothing here
+        assert found[: len(twin.found)] == twin.found  # chunk extensions are ignored here
     else:
         assert found == twin.found
 
@@ -206,7 +206,7 @@ def test_any_bytes_are_answers_refused_or_incomplete(data: bytes, places: list[i
     assert Read(cut(headed, [47 + place for place in places])).seen == Read([headed]).seen
 
 
-# ------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------- refused input
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_bytes_of_another_protocol_are_refused_before_the_head_is_complete() -> 
     assert Read([b"HTTP/1"]).seen == []
 
 
-# ----------------------------------------------------------------------------------------------- what is known
+# ----------------------------------------------------------------------------------------------- partial answers
 
 
 @pytest.mark.parametrize(

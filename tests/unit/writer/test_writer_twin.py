@@ -22,7 +22,7 @@ ENDED_FOR_GOOD: Final = 1_000.0  # virtual seconds after which a run must be ove
 
 
 class History:
-    """What happened to one write: (time, "sent" or the step that was answered)."""
+    """Events of one write: (time, "sent" or the step that was answered)."""
 
     def __init__(self, write: Request) -> None:
         self.write = write
@@ -53,7 +53,7 @@ def judged(history: History, *, in_lanes: bool) -> Verdict:
 
 class World:
     """In order: a connection processes attempts in the order they were sent, at its own speed. A peer that refuses one
-    refuses all that were sent before it said so; what is sent later it may take."""
+    refuses all writes sent before its refusal and may accept later ones."""
 
     def __init__(self, settings: Settings, seed: int) -> None:
         self.settings, self.rng, self.now = settings, Random(seed), 1.0

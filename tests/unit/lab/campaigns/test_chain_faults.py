@@ -1,4 +1,4 @@
-"""Who is killed, and what a verdict is made of. No process is started."""
+"""The plan of kills, and the parts of a verdict. No process is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `avow prove --chain` prints of a verdict. No process is started."""
+"""Output of `avow prove --chain` for a verdict. No process is started."""
 
 from __future__ import annotations
 

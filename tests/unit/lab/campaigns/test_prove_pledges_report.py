@@ -1,4 +1,4 @@
-"""What `avow prove --pledges` prints of a verdict: all of it, and in red what is wrong."""
+"""Output of `avow prove --pledges` for a verdict: all of it, with errors in red."""
 
 from __future__ import annotations
 

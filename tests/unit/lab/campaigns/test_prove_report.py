@@ -1,4 +1,4 @@
-"""What `avow prove` prints and how it ends, for verdicts made by hand."""
+"""Output and exit code of `avow prove` for given verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a campaign says about how the cluster held out, and the picture of it."""
+"""A campaign's report on availability, and its chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator of a lane of pledges has to do, and when."""
+"""The due index of a lane of pledges: what its coordinator has to do, and when."""
 
 from msgspec.structs import replace
 

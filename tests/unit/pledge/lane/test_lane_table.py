@@ -1,4 +1,4 @@
-"""The table of a lane of pledges: what operations do, and that a trim changes nothing."""
+"""The table of a lane of pledges: the effect of operations, and that a trim changes nothing."""
 
 from random import Random
 

@@ -47,7 +47,7 @@ class _Clock(selectors.DefaultSelector):
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """On a loop with such a clock. What reaches its exception handler fails the test."""
+    """On a loop with such a clock. An error that reaches its exception handler fails the test."""
     heard: list[dict[str, Any]] = []
 
     def new_loop() -> asyncio.AbstractEventLoop:
@@ -198,7 +198,7 @@ class Bench:
         return found
 
     def values(self, lane: int, *, at: int | None = None) -> list[bytes]:
-        """As its coordinator shows them, unless told otherwise."""
+        """As its coordinator shows them by default."""
         at = at or self.coordinator(lane)
         return self.cluster.values(lane, at=at) if at in self.cluster.nodes else []
 

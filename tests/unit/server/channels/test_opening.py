@@ -1,4 +1,4 @@
-"""What a channel may be opened with, and by whom."""
+"""Parameters and rights with which a channel may be opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers' channels: what becomes visible is pushed, in order, as long as the client keeps up."""
+"""Readers' channels: visible messages are pushed in order, as long as the client keeps up."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Member(Reading):
 
 
 class Producer:
-    """Sends on, and after each failure sends again what was not acknowledged, with its age."""
+    """Keeps sending; after each failure it resends unacknowledged writes with their age."""
 
     def __init__(self, bench: Bench, name: str, rng: Random) -> None:
         self.bench, self.name, self.rng = bench, name, rng
@@ -131,7 +131,7 @@ class Producer:
 
 
 async def fill(bench: Bench, rng: Random, until: float) -> None:
-    """A pub-sub queue, past all channels: what becomes of it is not looked at here."""
+    """To a pub-sub queue, without a channel; the outcome is not checked here."""
     while bench.cluster.now < until:
         await bench.run(0.05)
         for number, node in list(bench.cluster.nodes.items()):

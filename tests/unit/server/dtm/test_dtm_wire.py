@@ -1,4 +1,4 @@
-"""dtm's gRPC messages as bytes: what is not said is empty, what is not known is skipped, what is broken is named."""
+"""dtm's gRPC messages as bytes: missing fields are empty, unknown ones are skipped, invalid ones are named."""
 
 import pytest
 

@@ -13,7 +13,7 @@ from avow.server.http.request import HttpRequest
 
 
 class MemoryTransport(asyncio.Transport):
-    """Keeps what is written. `stuck` makes it a socket whose other end does not read."""
+    """Records written bytes. `stuck` makes it a socket whose other end does not read."""
 
     def __init__(self, protocol: Connection) -> None:
         super().__init__()

@@ -286,7 +286,7 @@ def test_a_peer_that_stops_ends_its_streams() -> None:
 
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_answers_too_large_to_buffer_do_not_stall_the_connection(waiting: int) -> None:
-    """The socket takes them at once, so nothing else happens that could remind of what is in the backlog."""
+    """The socket takes them at once, so no later event would send the rest of the backlog."""
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request(b"a") * (2 + waiting))

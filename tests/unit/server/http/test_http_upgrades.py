@@ -277,7 +277,7 @@ def test_an_upgraded_connection_counts_towards_the_connection_limit() -> None:
 
 
 def stop(bench: Bench) -> None:
-    """What `Listener.stop` does first."""
+    """The first action of `Listener.stop`."""
     bench.listener.stopping = True
     for connection in list(bench.listener._connections):
         connection.finish()

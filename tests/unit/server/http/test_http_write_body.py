@@ -1,4 +1,4 @@
-"""What clients send becomes batches: the short check of raw ones against the long one, JSON over the lanes."""
+"""Request bodies become batches: the fast check of raw ones against the full one, JSON over the lanes."""
 
 from __future__ import annotations
 
