@@ -242,7 +242,7 @@ def test_connections_are_accepted_again_after_the_process_had_no_file_descriptor
     run(scenario)
 
 
-def test_an_address_that_is_taken_is_an_error_and_leaves_nothing_open(run: Run) -> None:
+def test_an_address_in_use_is_an_error_and_leaves_nothing_open(run: Run) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
             await open_acceptor(

@@ -154,7 +154,7 @@ def end_inside(database: Database, cursor: Any) -> None:
 
 
 @ON_ALL
-def test_a_branch_does_its_work_once_however_often_it_is_delivered(database: Database) -> None:
+def test_a_branch_delivered_several_times_does_its_work_once(database: Database) -> None:
     gid, connection = new_gid(), database.connect()
     query = {"gid": gid, "trans_type": "msg", "branch_id": "01", "op": "action"}
     for delivery in range(3):
@@ -181,7 +181,7 @@ def test_a_branch_whose_transaction_was_rolled_back_does_its_work_again(database
     connection.rollback()
 
 
-def test_an_open_transaction_is_ongoing_however_often_it_is_asked_about_and_then_has_its_verdict(
+def test_an_open_transaction_is_ongoing_until_it_ends_and_then_has_its_verdict(
     tmp_path: Path, postgres_server: Server, mariadb_server: Server
 ) -> None:
     databases = [SQLite(tmp_path), PostgreSQL(postgres_server), MariaDB(mariadb_server)]

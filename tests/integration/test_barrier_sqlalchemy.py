@@ -56,9 +56,7 @@ def work(gid: str) -> Any:
 
 @ON_BLOCKING
 @pytest.mark.parametrize("source", ["engine", "connection", "session"])
-def test_a_transaction_of_its_own_commits_row_and_work_or_neither(
-    database: Database, engine: Engine, source: str
-) -> None:
+def test_a_barrier_transaction_commits_row_and_work_or_neither(database: Database, engine: Engine, source: str) -> None:
     committed, failed, late = new_gid(), new_gid(), new_gid()
     with engine.connect() as connection, Session(engine) as session:
         place: Any = {"engine": engine, "connection": connection, "session": session}[source]
@@ -211,7 +209,7 @@ def run_async(database: Database, driver: str, scenario: Callable[[AsyncEngine],
 
 @ON_ASYNCIO
 @pytest.mark.parametrize("source", ["engine", "connection", "session"])
-def test_asyncio_a_transaction_of_its_own_commits_row_and_work_or_neither(
+def test_asyncio_a_barrier_transaction_commits_row_and_work_or_neither(
     database: Database, driver: str, source: str
 ) -> None:
     committed, failed, late = new_gid(), new_gid(), new_gid()

@@ -64,7 +64,7 @@ def test_the_outcome_has_the_return_value_of_the_work(
     assert outcome.result == 7
 
 
-def test_a_session_and_a_connection_can_be_given_too(
+def test_a_session_or_a_connection_is_accepted_too(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     with Session(bank.engine) as session, pledge_of(client, service).transaction(session, checkback=checkback) as same:
@@ -78,7 +78,7 @@ def test_a_session_and_a_connection_can_be_given_too(
     wait_until(lambda: len(service.calls) == 2)
 
 
-def test_a_plain_connection_of_sqlite3_can_be_given_too(
+def test_a_plain_connection_of_sqlite3_is_accepted_too(
     client: BlockingClient, bank: Bank, service: Service, checkback: str
 ) -> None:
     with (

@@ -32,7 +32,7 @@ def test_messages_of_one_turn_are_one_record_and_a_commit_confirms_them() -> Non
     assert written_over_http(cluster) == 0
 
 
-def test_the_end_of_the_block_commits_what_was_sent_in_it() -> None:
+def test_the_end_of_the_block_commits_its_messages() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         async with client.producer("q") as producer:
             await send(producer, 0, 10)

@@ -273,7 +273,7 @@ def test_a_closed_blocking_client_refuses_calls_and_leaves_no_thread(addresses: 
     assert not [thread for thread in threading.enumerate() if thread.name == "avow-client"]
 
 
-def test_a_blocking_client_that_reaches_nobody_leaves_no_thread() -> None:
+def test_a_blocking_client_that_reaches_no_peer_leaves_no_thread() -> None:
     with pytest.raises(Offline):
         avow.connect_blocking("http://127.0.0.1:1", timeout_s=0.2)
     assert not [thread for thread in threading.enumerate() if thread.name == "avow-client"]

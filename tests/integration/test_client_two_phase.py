@@ -81,7 +81,7 @@ def test_messages_sent_in_one_turn_leave_as_one_batch_and_each_gets_its_version(
     assert cluster.shelf.values("q", 0) == [b"first", *(b"%d" % number for number in range(100))]
 
 
-def test_what_is_sent_before_the_queue_is_known_waits_in_order() -> None:
+def test_messages_sent_before_the_queue_is_known_wait_in_order() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         done = await asyncio.gather(*[queue.send(b"%d" % number) for number in range(5)])

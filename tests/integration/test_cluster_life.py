@@ -36,7 +36,7 @@ def test_processes_are_measured_from_outside(cluster: LocalCluster) -> None:
     assert os.getpgid(cluster.pid(1)) == cluster.pid(1), "a process group of its own"
 
 
-def test_a_killed_peer_comes_back_where_it_was(cluster: LocalCluster) -> None:
+def test_a_killed_peer_comes_back_with_its_data_and_addresses(cluster: LocalCluster) -> None:
     before, api = cluster.pid(2), cluster.api(2)
     cluster.kill(2)
     assert cluster.running == (1, 3)
@@ -47,7 +47,7 @@ def test_a_killed_peer_comes_back_where_it_was(cluster: LocalCluster) -> None:
     assert cluster.ready(2)
 
 
-def test_a_paused_peer_is_silent_and_goes_on(cluster: LocalCluster) -> None:
+def test_a_paused_peer_is_silent_until_it_resumes(cluster: LocalCluster) -> None:
     cluster.pause(3)
     try:
         with pytest.raises(Offline):

@@ -45,7 +45,7 @@ def test_a_process_that_ends_instead_of_listening_is_reported_with_its_log(tmp_p
     assert process.exit_code == 1
 
 
-def test_a_cluster_that_does_not_start_leaves_nothing_behind() -> None:
+def test_a_cluster_that_fails_to_start_leaves_nothing() -> None:
     cluster = LocalCluster(2, settings={"log": "loud"})
     with pytest.raises(Offline, match="setting log"), cluster:
         pytest.fail("it started")

@@ -25,7 +25,7 @@ def fork_server() -> Iterator[ForkServer]:
         yield fork_server
 
 
-def test_a_child_is_a_process_of_its_own_that_inherits_no_descriptor(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_a_child_is_a_separate_process_that_inherits_no_descriptor(fork_server: ForkServer, tmp_path: Path) -> None:
     with Program("one", [PROGRAM], folder=tmp_path, fork_server=fork_server) as one:
         one.start(environment={"COLOUR": "red"})
         assert one.report["pid"] == one.report["session"] == one.pid != os.getpid()

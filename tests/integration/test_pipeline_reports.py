@@ -144,7 +144,7 @@ def test_an_unreachable_cluster_costs_one_warning_and_no_full_timeout_at_the_end
     assert len(caplog.records) <= 1
 
 
-def test_without_the_right_nothing_is_reported_and_one_warning_says_so(
+def test_without_the_right_nothing_is_reported_and_one_warning_is_logged(
     peer: PeerProcess, client: BlockingClient, queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="avow.spark")

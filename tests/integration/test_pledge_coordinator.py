@@ -110,7 +110,7 @@ def test_point_1_prepare_without_a_checkback_is_refused() -> None:
     ],
     ids=["a stack trace", "OK", "500 FAILURE", "500 with a verdict", "a bare 409", "a redirect", "garbage"],
 )
-def test_point_2_a_checkback_that_is_no_verdict_decides_nothing_and_is_asked_again(no_verdict: Any) -> None:
+def test_point_2_a_checkback_without_a_verdict_decides_nothing_and_is_repeated(no_verdict: Any) -> None:
     async def work(service: Service, pledges: Coordinator) -> None:
         service.answer("/checkback", no_verdict, no_verdict, SUCCESS)
         await pledges.prepare(bank(service))

@@ -157,7 +157,7 @@ def test_a_failure_rolls_back_and_delivers_nothing(peer: PeerProcess, bank: Bank
     assert not bank.calls("/TransIn")
 
 
-def test_a_checkback_that_comes_first_makes_the_transaction_fail(peer: PeerProcess, bank: Bank) -> None:
+def test_a_checkback_before_the_transaction_makes_it_fail(peer: PeerProcess, bank: Bank) -> None:
     """The business is so late that it was asked about already: its barrier row is taken."""
     made = message(peer, bank)
     made.trans_base.timeout_to_fail = 1

@@ -111,7 +111,7 @@ def test_a_prepare_without_a_checkback_is_refused(peer: PeerProcess, service: Se
 
 
 @pytest.mark.parametrize(("verdict", "status"), [(SUCCESS, "succeeded"), (FAILURE, "failed")])
-def test_the_checkback_decides_about_a_pledge_that_nobody_submits(
+def test_the_checkback_decides_an_unsubmitted_pledge(
     peer: PeerProcess, service: Service, verdict: tuple[int, Any], status: str
 ) -> None:
     gid = f"left-{status}"

@@ -30,7 +30,7 @@ claim 1 quiet
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_transcript_shows_what_is_written_in_it(path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_transcript_is_up_to_date(path: Path, request: pytest.FixtureRequest) -> None:
     text = path.read_text()
     if request.config.getoption("--rewrite", default=False):
         path.write_text(replay(text))
@@ -40,7 +40,7 @@ def test_a_transcript_shows_what_is_written_in_it(path: Path, request: pytest.Fi
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_transcript_opens_with_a_paragraph_that_says_what_it_shows(path: Path) -> None:
+def test_a_transcript_starts_with_a_paragraph_that_describes_it(path: Path) -> None:
     opening = path.read_text().split("\n\n", 1)[0].splitlines()
     assert len(opening) >= 3
     assert all(line.startswith("# ") for line in opening)

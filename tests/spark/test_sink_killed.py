@@ -26,7 +26,7 @@ FILES, LINES = 2, 40
 START_S = 300.0
 
 
-def test_a_driver_killed_at_any_step_neither_loses_nor_doubles_a_row(tmp_path: Path) -> None:
+def test_a_driver_killed_at_any_step_neither_loses_nor_duplicates_a_row(tmp_path: Path) -> None:
     first, everything = _write_files(tmp_path / "in")
     with LocalCluster(1, settings={"advertise": HOST}) as cluster:
         port = int(cluster.api(1).rpartition(":")[2])

@@ -105,7 +105,7 @@ def test_an_unknown_queue_is_reported_with_the_servers(client: BlockingClient, c
     assert cluster.addresses in str(caught.value)
 
 
-def test_partitions_are_cut_as_the_options_say_and_ask_different_peers(client: BlockingClient) -> None:
+def test_partitions_follow_the_options_and_are_read_from_different_peers(client: BlockingClient) -> None:
     client.create_queue("cut")
     rows = fill(client, "cut", lane=0, first=1, last=100)
     made = source(client, subscribe="cut", minPartitions="3").reader(source(client).schema())
@@ -147,7 +147,7 @@ def test_a_stream_reads_every_version_once_across_restarts(client: BlockingClien
     stream.reader.stop()
 
 
-def test_a_stream_from_the_end_begins_where_its_first_batch_was_logged(client: BlockingClient) -> None:
+def test_a_stream_from_the_end_starts_where_its_first_batch_was_logged(client: BlockingClient) -> None:
     client.create_queue("late")
     fill(client, "late", lane=0, first=1, last=10)
     stream = Stream(client, subscribe="late")
@@ -357,7 +357,7 @@ def test_trimmed_messages_are_read_from_the_archive(client: BlockingClient, tmp_
     stream.reader.stop()
 
 
-def test_a_hole_between_archive_and_queue_is_a_loss(client: BlockingClient, tmp_path: Path) -> None:
+def test_a_gap_between_archive_and_queue_is_a_loss(client: BlockingClient, tmp_path: Path) -> None:
     client.create_queue("hole")
     rows = fill(client, "hole", lane=0, first=1, last=30)
     ending = '{"hole":{"0":11}}'

@@ -51,7 +51,7 @@ def life_of_a_driver(url: str, *, first: int, batches: int) -> int:
     return known[-1]
 
 
-def test_a_driver_killed_at_any_moment_neither_loses_nor_doubles(url: str) -> None:
+def test_a_driver_killed_at_any_moment_neither_loses_nor_duplicates_rows(url: str) -> None:
     store = open_store(url)
     store.prepare(SCHEMA, partition_by=None if url.startswith("postgresql") else LANES)
     known = -1

@@ -70,7 +70,7 @@ def test_the_callback_is_called_once_and_only_after_a_sync(bench: Bench) -> None
     assert receipts[0].group >= 1
 
 
-def test_callbacks_come_in_the_order_of_the_writes(bench: Bench) -> None:
+def test_callbacks_are_called_in_the_order_of_the_writes(bench: Bench) -> None:
     order: list[int] = []
     for number in range(20):
         bench.store.write([appended(1, number + 1, number + 1)], lambda receipt, number=number: order.append(number))  # type: ignore[misc]

@@ -224,7 +224,7 @@ def test_on_a_fast_disk_the_writer_syncs_and_is_called_back_before_it_continues(
     store.close()
 
 
-def test_a_write_never_overtakes_one_that_was_handed_to_the_sync_thread(tmp_path: Path) -> None:
+def test_a_write_never_overtakes_one_in_the_sync_thread(tmp_path: Path) -> None:
     """The disk seems slow and quick in turn: some writes go to the thread, some are synced in place."""
     store = FileStore(DiskFiles(tmp_path), in_place_below_s=60.0)
     store.load()

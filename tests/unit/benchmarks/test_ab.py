@@ -117,12 +117,12 @@ def test_a_median_above_the_interval_of_a_a_is_worse() -> None:
     assert judge_ratio(interval(1.03, low=1.01, high=1.05), interval(1.0, low=0.98, high=1.02)) == "worse"
 
 
-def test_what_costs_less_than_before_is_not_worse_when_a_a_happened_to_cost_even_less() -> None:
+def test_a_lower_cost_is_not_worse_when_a_a_happened_to_cost_even_less() -> None:
     lucky = interval(0.9, low=0.85, high=0.95)
     assert judge_ratio(interval(0.98, low=0.97, high=0.99), lucky) == "within A/A"
 
 
-def test_what_costs_more_than_before_is_not_better_when_a_a_happened_to_cost_even_more() -> None:
+def test_a_higher_cost_is_not_better_when_a_a_happened_to_cost_even_more() -> None:
     unlucky = interval(1.1, low=1.05, high=1.15)
     assert judge_ratio(interval(1.02, low=1.01, high=1.03), unlucky) == "within A/A"
 

@@ -114,7 +114,7 @@ def test_every_kind_of_change_counts(tmp_path: Path, change: str) -> None:
     assert found == ["Ground.waiting"]
 
 
-def test_reading_is_no_change(tmp_path: Path) -> None:
+def test_reading_is_not_a_change(tmp_path: Path) -> None:
     reader = """
         def look(state):
             found = state.waiting[0], state.known.get(1), state.end + 1

@@ -84,7 +84,7 @@ def test_a_full_packet_is_closed_and_the_next_one_continues() -> None:
     assert [len(taken(out, 24)) for _ in range(3)] == [2, 2, 1]
 
 
-def test_a_message_larger_than_a_packet_has_one_of_its_own() -> None:
+def test_a_message_larger_than_a_packet_gets_its_own_packet() -> None:
     out = sent(b"a", b"x" * 100, b"b")
     assert [taken(out, 20) for _ in range(3)] == [[b"a"], [b"x" * 100], [b"b"]]
 

@@ -41,7 +41,7 @@ def heard(end: Core) -> list[object]:
 # ------------------------------------------------------------------ S1, S2, S4
 
 
-def test_a_commit_is_delivered_after_what_was_sent_before_it_and_before_what_was_sent_after() -> None:
+def test_a_commit_is_delivered_between_the_messages_before_and_after_it() -> None:
     pair = Pair().connect()
     pair.left.send(b"a")
     pair.left.commit()
@@ -86,7 +86,7 @@ def test_both_directions_are_independent() -> None:
     assert heard(pair.right) == [b"to the right", (1, 1)]
 
 
-def test_sending_goes_on_while_a_commit_is_outstanding() -> None:
+def test_sending_continues_while_a_commit_is_outstanding() -> None:
     pair = Pair().connect().quiet()
     pair.left.send(b"a")
     pair.left.commit()

@@ -384,7 +384,7 @@ def test_close_is_read_after_everything_before_it_and_ends_the_session_when_ackn
     assert one.state is State.OVER
 
 
-def test_a_closed_session_does_not_wait_for_a_client_that_takes_nothing() -> None:
+def test_a_closed_session_does_not_wait_for_a_client_that_reads_nothing() -> None:
     one = session()
     one.back(aid=0, streaming=True, now=0)
     one.send([b"a"])

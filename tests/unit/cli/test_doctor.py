@@ -108,7 +108,7 @@ def test_a_peer_with_a_wrong_clock_is_named() -> None:
     assert judge_clocks({}) == []
 
 
-def test_a_peer_that_would_let_strangers_in_fails() -> None:
+def test_a_peer_open_to_everybody_fails() -> None:
     (finding,) = check_access(Settings(listen="0.0.0.0:7400"))
     assert finding.verdict == "fail"
     assert "tokens" in finding.found

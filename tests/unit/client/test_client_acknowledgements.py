@@ -99,7 +99,7 @@ def test_a_group_that_ends_elsewhere_than_the_batch_is_named_and_only_once() -> 
     assert acknowledgements.reported()[0] == (1, 10)
 
 
-def test_what_was_named_on_a_channel_that_failed_is_named_again_on_the_next() -> None:
+def test_acks_named_on_a_failed_channel_are_named_again_on_the_next() -> None:
     acknowledgements = begun({0: 0})
     first = group(acknowledgements, 1, 0, 1, 10)
     assert first is not None
@@ -150,7 +150,7 @@ def test_a_batch_of_a_lost_lane_is_committed_or_unknown() -> None:
         acknowledgements.begin({})
 
 
-def test_a_lane_that_comes_back_is_read_from_its_cursor_and_its_old_batches_stay_lost() -> None:
+def test_a_returned_lane_is_read_from_its_cursor_and_its_old_batches_stay_lost() -> None:
     acknowledgements = begun({0: 0})
     old = group(acknowledgements, 1, 0, 1, 5)
     acknowledgements.begin({})

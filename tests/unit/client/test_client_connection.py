@@ -56,7 +56,7 @@ def answer(body: bytes, *, status: int = 200, extra: bytes = b"") -> bytes:
 
 
 @given(bodies=st.lists(st.binary(max_size=300), min_size=1, max_size=8), piece=st.integers(1, 400))
-def test_answers_come_in_order_however_the_bytes_are_cut(bodies: list[bytes], piece: int) -> None:
+def test_answers_are_parsed_in_order_however_the_bytes_are_cut(bodies: list[bytes], piece: int) -> None:
     peer = Peer(len(bodies))
     peer.feed(b"".join(map(answer, bodies)), piece)
     assert [found.body for found in peer.answers if isinstance(found, Answer)] == bodies
@@ -65,7 +65,7 @@ def test_answers_come_in_order_however_the_bytes_are_cut(bodies: list[bytes], pi
 
 @pytest.mark.parametrize("size", [65_536 - 40, 65_536, 200_000, 3_000_000])
 @pytest.mark.parametrize("piece", [1_000, 65_536, 1 << 30])
-def test_a_large_body_is_received_into_memory_of_its_own_and_the_next_answer_follows(size: int, piece: int) -> None:
+def test_a_large_body_is_received_into_separate_memory_and_the_next_answer_follows(size: int, piece: int) -> None:
     peer = Peer(2)
     body = bytes(range(256)) * (size // 256 + 1)
     peer.feed(answer(body[:size]) + answer(b"next"), piece)

@@ -199,7 +199,7 @@ def test_one_attempt_that_may_have_happened_outweighs_all_that_did_not(maybe_at:
     play(work)
 
 
-def test_a_write_that_could_reach_nobody_is_refused_at_its_deadline() -> None:
+def test_a_write_that_reached_no_peer_is_refused_at_its_deadline() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         queue = client.queue("q")
         await queue.info()
@@ -266,7 +266,7 @@ def test_a_silent_connection_is_given_up_after_a_growing_timeout() -> None:
     play(work, timeout_s=60.0)
 
 
-def test_a_call_is_repeated_at_other_peers_and_is_offline_when_a_read_finds_nobody() -> None:
+def test_a_read_is_retried_at_other_peers_and_is_offline_if_none_answers() -> None:
     async def work(cluster: ScriptedCluster, client: Client) -> None:
         cluster.peer(1).script = lambda request: "silent"
         began = now()

@@ -161,7 +161,7 @@ def test_returned_messages_are_complete_and_say_what_may_have_happened() -> None
     assert [(one.fate, one.lane) for one in messages_of(unbound)] == [("unsent", None)]
 
 
-def test_a_given_record_counts_as_one_that_may_have_happened() -> None:
+def test_a_sent_record_counts_as_one_that_may_have_happened() -> None:
     found = window(sent(b"a"), sent(b"b"))
     found.give()
     assert [message.fate for message in found.messages()] == ["unknown", "unsent"]

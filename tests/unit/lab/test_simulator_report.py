@@ -34,7 +34,7 @@ def test_the_command_to_reproduce_it_names_the_cluster_size() -> None:
     assert "avow simulate --strategy pub-sub --peers 5 --seed 3 --trace" in shown(campaign)
 
 
-def test_a_seed_that_came_out_differently_the_second_time_fails_the_campaign() -> None:
+def test_a_seed_with_two_different_results_fails_the_campaign() -> None:
     campaign = Campaign("two-phase", 0, by_peers={3: Sum(10, 1000, 50, 0.1, {})}, repeated=1, unstable=[4])
     assert not campaign.held
     assert "seed 4 has two different traces" in shown(campaign)

@@ -60,7 +60,7 @@ def test_the_first_position_of_a_write_id_counts() -> None:
     assert index.window.find(b"w" * 16) == (1, 1)
 
 
-def test_a_trim_takes_effect_as_far_as_versions_are_readable() -> None:
+def test_a_trim_takes_effect_up_to_the_readable_versions() -> None:
     index = index_of(2, 3, 1, shown=1)
     index.trim(4)
     assert index.visible.trimmed_to == 2

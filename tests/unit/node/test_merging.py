@@ -70,7 +70,7 @@ def test_writes_of_one_moment_are_merged_without_waiting() -> None:
     assert peer.core.log.entry(2).count == 2
 
 
-def test_a_coordinator_with_a_slow_disk_does_not_hold_up_what_the_others_commit() -> None:
+def test_a_coordinator_with_a_slow_disk_does_not_delay_commits_of_the_others() -> None:
     peer = busy()
     peer.write(1, small(1), NOW)
     for other in (2, 3):

@@ -243,7 +243,7 @@ def test_an_old_retry_that_may_have_been_forgotten_is_unknown() -> None:
     assert peer.core.log.end == 4
 
 
-def test_a_retry_younger_than_what_is_remembered_is_judged() -> None:
+def test_a_retry_younger_than_the_remembered_ids_is_decided() -> None:
     peer = coordinating(bounds=Bounds(write_ids=2))
     for number in (1, 2, 3):
         peer.write(number, write(number), NOW)

@@ -155,7 +155,7 @@ def test_point_7_a_delay_is_kept_however_the_pledge_is_submitted(where: str) -> 
     run(go)
 
 
-def test_branches_are_called_in_order_and_none_before_the_one_before_it_succeeded() -> None:
+def test_branches_are_called_in_order_each_after_the_previous_succeeded() -> None:
     async def go() -> None:
         async with world() as w:
             urls = ["http://a/", "http://b/", "http://c/"]

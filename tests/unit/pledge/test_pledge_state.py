@@ -205,7 +205,7 @@ def test_point_3_another_content_under_the_same_gid_is_refused(other: Content) -
     assert refused.value.definite
 
 
-def test_a_topic_is_compared_by_its_name_and_not_by_who_subscribes() -> None:
+def test_a_topic_is_compared_by_its_name_and_not_by_its_subscribers() -> None:
     expanded = Content(
         "g", (Branch("01-01", "http://a", b"x"), Branch("01-02", "http://b", b"x")), steps=(("topic://t", b"x"),)
     )
@@ -342,7 +342,7 @@ def test_point_6_a_limit_makes_it_dead_and_redrive_delivers_what_is_missing() ->
     assert state.due(limited, again, now_ms=NOW + 1) == (1,)
 
 
-def test_the_coordinators_own_limit_counts_where_the_pledge_has_none() -> None:
+def test_the_coordinators_limit_applies_to_a_pledge_without_one() -> None:
     limited = replace(SETTINGS, retry_limit=2)
     once = heard(progress_in("submitted"), answer(0, "ERROR"), settings=limited)
     assert once.status == "submitted"

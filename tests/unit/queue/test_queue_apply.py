@@ -224,7 +224,7 @@ def test_the_index_needs_eight_bytes_for_a_batch_while_positions_follow_one_anot
     assert state.statistics().index_size_bytes == 8 * 1000 + 24
 
 
-def test_statistics_count_what_the_lane_holds() -> None:
+def test_statistics_count_the_contents_of_the_lane() -> None:
     state = QueueState()
     apply_all(state, data(3, write=1), stage(b"t", 2), cursor("x", 1), trim(2), publish(b"u"))
     found = state.statistics()

@@ -72,7 +72,7 @@ def test_a_reader_that_lost_a_lane_and_got_it_back_cannot_repeat_the_moves_of_an
     ]
 
 
-def test_a_command_without_an_epoch_is_never_fenced_and_fences_nobody() -> None:
+def test_a_command_without_an_epoch_is_never_fenced_and_fences_no_reader() -> None:
     state = lane(fence(5))
     assert apply_all(state, cursor("x", 3), cursor("x", 1, reset=True), cursor("x", 2, epoch=5)) == [
         Outcome("", 0, 3),

@@ -70,7 +70,7 @@ def test_the_fast_path_and_the_slow_path_apply_a_merged_entry_alike(
     assert quick.snapshot() == careful.snapshot()
 
 
-def test_each_write_of_a_merged_entry_has_an_outcome_of_its_own() -> None:
+def test_each_write_of_a_merged_entry_has_its_own_outcome() -> None:
     state = QueueState()
     state.apply(Entry(1, ORIGIN, Kind.DATA, 2, write_id(9)))
     state.apply(Entry(2, ORIGIN, Kind.DATA, 4), [(write_id(1), 0, 1), (write_id(9), 1, 2), (write_id(2), 3, 1)])

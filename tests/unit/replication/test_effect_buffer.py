@@ -58,7 +58,7 @@ def test_nothing_waits_when_nothing_is_outstanding() -> None:
     assert called == ["now"]
 
 
-def test_calls_after_a_sync_come_with_the_proof_of_their_record() -> None:
+def test_calls_after_a_sync_get_the_proof_of_their_record() -> None:
     buffer: EffectBuffer[int] = EffectBuffer()
     called: list[str] = []
     buffer.persist(saved(1))

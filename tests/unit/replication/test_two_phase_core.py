@@ -89,7 +89,7 @@ def test_a_different_entry_is_cut_and_replaced() -> None:
     assert messages[-1] == (2, Ready(B2, 2, True))
 
 
-def test_the_stamp_comes_with_the_last_piece_of_the_take_over_log() -> None:
+def test_the_stamp_is_set_with_the_last_piece_of_the_take_over_log() -> None:
     follower = core(3, image=image_of([data(1, B1)], stamped=B1, promised=B1))
     follower.receive(2, Enqueue(B2, 1, B1, (data(2, B1),), 3, 0), 0.0)
     assert sent_by(follower, Ready) == [Ready(B2, 2, False)]
@@ -118,7 +118,7 @@ def test_a_late_message_does_not_cut_entries_committed_by_repair() -> None:
     assert follower.committed == 2
 
 
-def test_entries_that_contradict_what_is_committed_are_ignored() -> None:
+def test_entries_that_contradict_committed_ones_are_ignored() -> None:
     follower = core(3)
     follower.receive(2, Fetched(0, 0, 0, (data(1, B2), data(2, B2)), 2, 2), 0.0)
     sync(follower)
@@ -279,7 +279,7 @@ def test_a_peer_behind_the_log_gets_the_snapshot() -> None:
     assert install.snapshot.state == b"state"
 
 
-def test_a_repair_snapshot_is_taken_whoever_coordinates() -> None:
+def test_a_repair_snapshot_is_accepted_from_any_peer() -> None:
     follower = core(3)
     follower.receive(2, Claim(B2), 0.0)
     sync(follower)

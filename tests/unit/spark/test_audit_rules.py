@@ -18,16 +18,16 @@ WHOLE: dict[str, Any] = {"business": 1, "barrier": 1, "pledges": "succeeded", "q
 NOTHING: dict[str, Any] = {"business": 0, "barrier": 0, "pledges": "failed", "queue": 0, "table": 0}
 
 
-def test_an_id_that_is_everywhere_once_is_right() -> None:
+def test_an_id_that_is_in_every_stage_once_is_correct() -> None:
     assert judge(Signature(**WHOLE)) == []
 
 
-def test_an_order_that_was_rolled_back_everywhere_is_right() -> None:
+def test_an_order_that_is_in_no_stage_after_a_rollback_is_correct() -> None:
     assert kinds(**NOTHING) == []
 
 
 @pytest.mark.parametrize("stages", list(itertools.combinations(WHOLE, 2)))
-def test_any_two_stages_that_agree_are_right(stages: tuple[str, ...]) -> None:
+def test_any_two_stages_that_agree_are_clean(stages: tuple[str, ...]) -> None:
     assert kinds(**{stage: WHOLE[stage] for stage in stages}) == []
 
 
@@ -57,16 +57,18 @@ def test_any_two_stages_that_agree_are_right(stages: tuple[str, ...]) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named_where_it_goes_wrong(change: dict[str, int | str], found: list[tuple[str, str]]) -> None:
+def test_findings_name_the_stage_where_an_id_goes_wrong(
+    change: dict[str, int | str], found: list[tuple[str, str]]
+) -> None:
     assert kinds(**{**WHOLE, **change}) == found
 
 
-def test_the_barrier_says_what_is_committed_where_there_is_no_business_table() -> None:
+def test_without_a_business_table_the_barrier_defines_what_is_committed() -> None:
     assert kinds(barrier=1, queue=0) == [("lost", "queue")]
     assert kinds(barrier=0, queue=1) == [("orphaned", "queue")]
 
 
-def test_pledges_say_what_is_committed_where_there_is_neither() -> None:
+def test_without_business_table_and_barrier_the_pledges_define_what_is_committed() -> None:
     assert kinds(pledges="succeeded", queue=0) == [("lost", "queue")]
     assert kinds(pledges="failed", queue=1) == [("orphaned", "queue")]
     assert kinds(pledges="", queue=1) == []  # forgotten long ago, or never known: nobody can tell
@@ -83,17 +85,17 @@ def test_business_and_table_alone_can_be_compared() -> None:
     assert kinds(business=0, table=1) == [("orphaned", "table")]
 
 
-def test_what_is_in_the_table_and_no_longer_in_the_queue_is_told_apart() -> None:
+def test_rows_no_longer_in_the_queue_are_distinguished() -> None:
     (found,) = judge(Signature(business=1, queue=0, table=1))
     assert "archive" in found.what
 
 
-def test_a_count_that_was_cut_says_so() -> None:
+def test_a_truncated_count_is_shown_as_such() -> None:
     (found,) = judge(Signature(queue=1, table=COUNT_MAX))
     assert found == Found("doubled", "table", "in the table at least 9 times")
 
 
-def test_every_state_is_judged_and_only_whole_or_absent_ones_are_right() -> None:
+def test_every_state_is_judged_and_only_complete_or_absent_ones_are_correct() -> None:
     counts = (0, 1, 2)
     for business, queue, table in itertools.product(counts, repeat=3):
         found = kinds(business=business, queue=queue, table=table)

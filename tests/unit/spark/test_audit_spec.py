@@ -43,7 +43,7 @@ def given() -> dict[str, Any]:
     return tomllib.loads(FILE)
 
 
-def test_a_file_says_which_stages_there_are() -> None:
+def test_a_file_lists_the_stages() -> None:
     spec = AuditSpec.from_table(given())
     assert spec.stages == {
         "business": "select id from orders",
@@ -75,12 +75,12 @@ def test_relative_paths_begin_at_the_files_folder() -> None:
         ({"kind": "archive"}, "kind"),
     ],
 )
-def test_a_mistake_is_refused_with_its_place(change: dict[str, Any], place: str) -> None:
+def test_an_error_in_a_file_is_refused_with_its_place(change: dict[str, Any], place: str) -> None:
     with pytest.raises(InvalidRequest, match=place):
         AuditSpec.from_table({**given(), **change})
 
 
-def test_one_stage_is_nothing_to_compare() -> None:
+def test_one_stage_alone_is_refused() -> None:
     alone = {key: value for key, value in given().items() if key not in ("business", "table")}
     with pytest.raises(InvalidRequest, match="at least two of business, barrier, pledges, queue, table"):
         AuditSpec.from_table(alone)
@@ -93,7 +93,7 @@ def test_an_id_is_a_path_a_column_or_an_expression() -> None:
     assert id_expression("substring(gid, 7)") == "cast(substring(gid, 7) as string)"
 
 
-def test_the_barriers_table_is_that_of_its_database() -> None:
+def test_the_barrier_stage_uses_the_table_of_its_database() -> None:
     asked = barrier_query(BarrierInput(database="postgresql+psycopg://shop@db/shop"))
     assert asked == "select gid from dtm_barrier.barrier where branch_id = '00' and op = 'msg' and reason = 'msg'"
     assert "from barrier where" in barrier_query(BarrierInput(database="sqlite:shop.db"))
@@ -122,7 +122,7 @@ def report(*findings: Finding) -> Report:
     return Report("orders", stages, {"succeeded": 1_199, "prepared": 1}, findings)
 
 
-def test_a_clean_report_says_that_the_books_are_closed() -> None:
+def test_a_clean_report_says_that_all_stages_agree() -> None:
     assert (report().clean, report().exit_code) == (True, 0)
     assert report().text() == (
         "audit orders\n"

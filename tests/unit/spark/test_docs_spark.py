@@ -23,5 +23,5 @@ def documented(heading: str) -> set[str]:
     ("heading", "names"),
     [("Options of the source", options.NAMES), ("Options of the sink", sink_options.NAMES)],
 )
-def test_the_documentation_names_exactly_the_options_there_are(heading: str, names: tuple[str, ...]) -> None:
+def test_the_documentation_names_exactly_the_existing_options(heading: str, names: tuple[str, ...]) -> None:
     assert documented(heading) == set(names)

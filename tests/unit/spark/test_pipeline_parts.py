@@ -46,7 +46,7 @@ def test_a_lane_is_trimmed_up_to_the_first_version_that_the_table_lacks(
     assert safe_ends(ranges, {("q", 0): ends}, keep=keep) == ({} if upto is None else {("q", 0): upto})
 
 
-def test_lanes_are_trimmed_apart_and_strangers_not_at_all() -> None:
+def test_lanes_are_trimmed_separately_and_foreign_ones_never() -> None:
     ranges = [held(1, 10), held(1, 5, lane=1), held(1, 7, lane=9)]
     ends = {("q", 0): LaneEnds(0, 10), ("q", 1): LaneEnds(0, 10), ("q", 2): LaneEnds(0, 10)}
     assert safe_ends(ranges, ends, keep=0) == {("q", 0): 10, ("q", 1): 5}
@@ -69,7 +69,7 @@ def progress(
     }
 
 
-def test_batches_are_counted_once_however_often_they_are_seen() -> None:
+def test_batches_seen_several_times_are_counted_once() -> None:
     first, second = progress(0, 100, read=101, there=201), progress(1, 50, read=151, there=201)
     counts = counted(Counts(), [first])
     assert (counts.batches, counts.rows, counts.lag, counts.rows_per_s) == (1, 100, 100, 200)
@@ -88,7 +88,7 @@ def test_the_lag_of_another_source_is_not_known() -> None:
 # ------------------------------------------------------------------ replay
 
 
-def test_the_name_of_a_replay_follows_from_what_it_says() -> None:
+def test_the_name_of_a_replay_is_derived_from_its_settings() -> None:
     def spec(**changes: Any) -> ReplaySpec:
         given: dict[str, Any] = {"name": "r", "checkpoint": "x", "source": Source(queues=("q",), start=1)}
         return ReplaySpec(**(given | {"sink": Sink(queue="s")} | changes))
@@ -98,7 +98,7 @@ def test_the_name_of_a_replay_follows_from_what_it_says() -> None:
     assert len({name_of(one) for one in (spec(), *changed)}) == 4
 
 
-def test_the_rows_of_a_plan_are_told_in_sql() -> None:
+def test_the_rows_of_a_plan_are_described_in_sql() -> None:
     assert condition({"it's": {1: (3, 9)}}) == "(topic = 'it\\'s' AND partition = 1 AND offset >= 3 AND offset < 9)"
     assert condition({}) == "false"
 
@@ -106,7 +106,7 @@ def test_the_rows_of_a_plan_are_told_in_sql() -> None:
 # ------------------------------------------------------------------ status
 
 
-def test_a_status_tells_whether_its_run_lives(tmp_path: Path) -> None:
+def test_a_status_shows_whether_its_run_is_alive(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoint")
     assert read_status(folder, name="p", kind="archive").state == "never"
     with locked(folder):
@@ -144,7 +144,7 @@ def test_the_cause_of_a_failure_is_one_line(text: str, expected: str) -> None:
     assert cause_of(UnknownQueue("there is none.")) == "there is none"
 
 
-def test_lines_are_written_when_something_happened() -> None:
+def test_progress_lines_are_written_only_after_a_change() -> None:
     written: list[str] = []
     lines = Lines(lambda status: written.append(line(status)))
     status = Status(name="p", kind="archive", state="starting")
@@ -152,13 +152,13 @@ def test_lines_are_written_when_something_happened() -> None:
     lines(status)
     running = Status(name="p", kind="archive", state="running", counts=Counts(batches=1, rows=20, batch_rows=20, lag=3))
     lines(running)
-    assert [expected.partition(",")[0] for expected in written] == ["p: starting", "p: running"]
+    assert [each.partition(",")[0] for each in written] == ["p: starting", "p: running"]
     assert "20 rows in 1 batch" in written[1]
     assert "lag 3" in written[1]
     assert as_object(running)["rows_total"] == 20
 
 
-def test_prometheus_reads_what_the_runner_knows() -> None:
+def test_prometheus_metrics_show_the_state_of_the_runner() -> None:
     status = Status(name="p", kind="archive", state="running", counts=Counts(rows=20, lag=3))
     with served(0, lambda: status) as port, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()

@@ -84,7 +84,7 @@ def test_an_archive_is_named_by_its_file_and_paths_begin_there(tmp_path: Path) -
     }
 
 
-def test_a_transform_has_what_its_file_says(tmp_path: Path) -> None:
+def test_a_transform_has_the_settings_of_its_file(tmp_path: Path) -> None:
     spec = read(tmp_path, TRANSFORM, AVOW_API="http://elsewhere:1")
     assert isinstance(spec, TransformSpec)
     assert (spec.name, spec.cluster.servers, spec.checkpoint) == ("prices", "http://peer:7401", "/var/lib/prices")
@@ -126,7 +126,7 @@ def test_a_replay_has_a_range_and_a_filter(tmp_path: Path) -> None:
         ("keep = 100", "keep = true\nevery = 5", ["keep: must be a whole", "every: must be a text, not 5"]),
     ],
 )
-def test_mistakes_are_named_with_their_places(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
+def test_errors_are_named_with_their_places(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
     assert old in ARCHIVE
     message = mistakes(tmp_path, ARCHIVE.replace(old, new))
     assert all(each in message for each in expected), message
@@ -149,12 +149,12 @@ def test_mistakes_are_named_with_their_places(tmp_path: Path, old: str, new: str
         ("start = 2026-01-31T08:00:00Z", "start = { 0 = 1 }", "[source] start: must be earliest"),
     ],
 )
-def test_contradictions_of_a_transform_are_named(tmp_path: Path, old: str, new: str, expected: str) -> None:
+def test_contradictory_settings_of_a_transform_are_named(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert old in TRANSFORM
     assert expected in mistakes(tmp_path, TRANSFORM.replace(old, new))
 
 
-def test_a_file_that_is_missing_or_no_toml_is_told_so(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         read_spec(tmp_path / "nowhere.toml")
     assert "is not valid TOML" in mistakes(tmp_path, "kind = ")
@@ -171,7 +171,7 @@ def test_columns_of_the_pipeline_go_with_dead_letters(tmp_path: Path) -> None:
             check_result(columns, dead_letters=dead)
 
 
-def test_a_function_is_loaded_from_beside_the_file(tmp_path: Path) -> None:
+def test_a_function_is_loaded_from_the_folder_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "prices_of_test.py").write_text("def twice(message):\n    return message * 2\nnumber = 7\n")
     assert load_function("prices_of_test:twice", str(tmp_path))(4) == 8
     for name, expected in (
@@ -183,7 +183,7 @@ def test_a_function_is_loaded_from_beside_the_file(tmp_path: Path) -> None:
             load_function(name, str(tmp_path))
 
 
-def test_a_pipeline_reports_where_it_knows_a_cluster_unless_it_is_told_not_to(tmp_path: Path) -> None:
+def test_a_pipeline_reports_to_a_known_cluster_unless_reports_are_off(tmp_path: Path) -> None:
     of_queue: dict[str, Any] = {"kind": "archive", "table": "delta:t", "source": {"queue": "orders"}}
     of_tables: dict[str, Any] = {
         "kind": "transform",

@@ -24,12 +24,12 @@ def test_the_parts_of_all_tasks_are_published_lane_by_lane() -> None:
     assert parts_of([one, None, other, again]) == expected
 
 
-def test_a_message_survives_the_way_to_the_driver() -> None:
+def test_a_commit_message_survives_the_transport_to_the_driver() -> None:
     message = Staged("batch:nightly:3", 7, {"orders": {0: 3}}, {"orders": [1]})
     assert pickle.loads(pickle.dumps(message)) == message
 
 
-def test_nothing_staged_is_nothing_to_publish() -> None:
+def test_nothing_is_published_when_nothing_was_staged() -> None:
     publish([None, Staged("stream:q:1", 7)], options=SinkOptions(servers="http://127.0.0.1:9"))
 
 

@@ -10,17 +10,17 @@ from avow.spark.sink.options import STAGE_DEADLINE_S, SinkOptions, read_options
 SERVERS = {"servers": "http://127.0.0.1:7401"}
 
 
-def test_addresses_are_enough() -> None:
+def test_the_addresses_option_is_sufficient() -> None:
     assert read_options(SERVERS, streaming=True) == SinkOptions("http://127.0.0.1:7401")
 
 
-def test_upper_and_lower_case_do_not_matter() -> None:
+def test_options_are_case_insensitive() -> None:
     given = {**SERVERS, "TXNAPPID": "nightly", "txnversion": "07", "Topic": "orders", "stagedeadline": "90"}
     found = read_options(given, streaming=False)
     assert (found.job, found.topic, found.stage_deadline_s) == ("nightly:7", "orders", 90.0)
 
 
-def test_what_spark_hands_on_by_itself_is_let_through() -> None:
+def test_options_that_spark_adds_are_accepted() -> None:
     found = read_options({**SERVERS, "checkpointlocation": "/c", "queryname": "q"}, streaming=True)
     assert found.stage_deadline_s == STAGE_DEADLINE_S
 
@@ -45,7 +45,7 @@ def test_what_spark_hands_on_by_itself_is_let_through() -> None:
         ({**SERVERS, "stageDeadline": "100000"}, "stageDeadline"),
     ],
 )
-def test_what_is_wrong_is_named_and_nothing_is_written(given: dict[str, str], named: str) -> None:
+def test_errors_are_named_and_nothing_is_written(given: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named) as caught:
         read_options(given, streaming=False)
     assert "othing was written" in str(caught.value)

@@ -77,7 +77,7 @@ VALUE = ("value", BinaryType())
         [VALUE, ("partition", IntegerType()), ("timestamp", TimestampType()), ("topic", StringType())],
     ],
 )
-def test_messages_may_have_these_columns(columns: list[tuple[str, DataType]]) -> None:
+def test_the_columns_of_a_message_are_accepted(columns: list[tuple[str, DataType]]) -> None:
     check_columns(schema(*columns), topic="orders")
 
 
@@ -97,13 +97,13 @@ def test_messages_may_have_these_columns(columns: list[tuple[str, DataType]]) ->
         ([VALUE, VALUE], "value occurs twice"),
     ],
 )
-def test_a_column_that_a_message_has_not_is_named(columns: list[tuple[str, DataType]], named: str) -> None:
+def test_an_unknown_column_is_named(columns: list[tuple[str, DataType]], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named) as caught:
         check_columns(schema(*columns), topic="orders")
     assert "othing was written" in str(caught.value)
 
 
-def test_rows_say_where_they_go_or_an_option_does() -> None:
+def test_the_queue_comes_from_the_row_or_an_option() -> None:
     check_columns(schema(VALUE, ("topic", StringType())), topic=None)
     with pytest.raises(InvalidRequest, match="no queue is given"):
         check_columns(schema(VALUE), topic=None)
@@ -112,7 +112,7 @@ def test_rows_say_where_they_go_or_an_option_does() -> None:
 # ------------------------------------------------------------------------ lanes
 
 
-def test_rows_with_a_key_go_where_every_client_sends_that_key_and_keep_their_order() -> None:
+def test_rows_with_a_key_go_to_the_lane_of_that_key_and_keep_their_order() -> None:
     keys = [b"k%d" % (number % 37) for number in range(1_000)]
     rows = batch(value=[b"%d" % number for number in range(1_000)], key=keys)
     found = by_lane(parts(rows.slice(0, 400), rows.slice(400), lanes=8))
@@ -129,7 +129,7 @@ def test_rows_without_a_key_share_one_lane_that_follows_from_the_transactions_na
     assert found == {("orders", own): [b"a"], ("orders", lane_for(b"k", 8)): [b"b"]}
 
 
-def test_a_partition_goes_before_a_key_and_a_null_one_leaves_it_to_the_key() -> None:
+def test_a_partition_overrides_a_key_unless_it_is_null() -> None:
     rows = batch(
         value=["a", "b", "c"],
         key=["k", "k", None],
@@ -148,7 +148,7 @@ def test_a_lane_that_does_not_exist_is_refused(wrong: int) -> None:
         parts(rows, lanes=8)
 
 
-def test_rows_may_name_their_queues_and_an_option_goes_before_them() -> None:
+def test_rows_may_name_their_queues_and_an_option_overrides_them() -> None:
     rows = batch(value=[b"1", b"2", b"3"], topic=["a", "b", "a"])
     assert by_lane(parts(rows, lanes=1, topic=None)) == {("a", 0): [b"1", b"3"], ("b", 0): [b"2"]}
     assert by_lane(parts(rows, lanes=1, topic="all")) == {("all", 0): [b"1", b"2", b"3"]}
@@ -177,7 +177,7 @@ def test_a_row_without_a_value_is_refused() -> None:
         parts(batch(value=[b"a", None]), lanes=1)
 
 
-def test_small_batches_are_put_together_and_large_ones_taken_apart() -> None:
+def test_small_batches_are_joined_and_large_ones_split() -> None:
     small = [batch(value=[bytes(100)] * 10) for _ in range(500)]
     assert len(parts(*small, lanes=1)) == 1
     large = batch(value=[bytes(100_000)] * 100)
@@ -194,7 +194,7 @@ def test_a_message_that_no_batch_can_hold_is_refused_by_the_encoder() -> None:
         from_arrow(part.messages)
 
 
-def test_an_empty_partition_asks_for_nothing() -> None:
+def test_an_empty_partition_sends_no_request() -> None:
     assert parts(lanes={}) == []
     assert parts(batch(value=pa.array([], pa.binary())), lanes={}) == []
 

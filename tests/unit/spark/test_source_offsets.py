@@ -31,12 +31,12 @@ def test_the_same_state_is_the_same_text_in_whatever_order_it_was_learned(queues
 
 
 @given(QUEUES, st.dictionaries(st.text(min_size=1, max_size=5), st.frozensets(st.integers(0, 9), min_size=1)))
-def test_what_is_written_is_read_again(queues: Queues, whole: dict[str, frozenset[int]]) -> None:
+def test_offsets_are_read_back_unchanged(queues: Queues, whole: dict[str, frozenset[int]]) -> None:
     progress = Progress(queues, whole, {"events": 3})
     assert from_json(json.loads(json.dumps(progress.to_json()))) == progress
 
 
-def test_a_lane_never_heard_of_begins_at_version_1_unless_it_is_forgotten() -> None:
+def test_an_unknown_lane_starts_at_version_1_unless_it_is_forgotten() -> None:
     progress = Progress({"events": {2: 9}}, forgotten={"events": 4})
     assert progress.next("events", 5) == 1
     assert [progress.over("events", lane) for lane in (2, 3, 4, 5)] == [False, True, True, False]

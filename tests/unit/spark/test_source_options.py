@@ -10,7 +10,7 @@ from avow.spark.source.options import EARLIEST, LATEST, Bound, batch_options, in
 PLAIN = {"servers": "http://127.0.0.1:7401", "subscribe": "orders"}
 
 
-def test_a_batch_reads_everything_and_a_stream_begins_at_the_end() -> None:
+def test_a_batch_reads_everything_and_a_stream_starts_at_the_end() -> None:
     assert (batch_options(PLAIN).start, batch_options(PLAIN).end) == (Bound(EARLIEST), Bound(LATEST))
     assert stream_options(PLAIN).start == Bound(LATEST)
     assert batch_options(PLAIN).fail_on_data_loss
@@ -91,7 +91,7 @@ def test_lanes_that_are_not_named_end_at_the_latest_also_in_a_batch_that_names_s
         ({"subscriber": "billing"}, "subscriber"),
     ],
 )
-def test_what_is_wrong_in_a_batch_read_is_named(given: dict[str, str], named: str) -> None:
+def test_errors_of_a_batch_read_are_named(given: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidRequest, match="nothing was read") as caught:
         batch_options({**PLAIN, **given})
     assert named in str(caught.value)
@@ -107,20 +107,20 @@ def test_what_is_wrong_in_a_batch_read_is_named(given: dict[str, str], named: st
         ({"minOffsetsPerTrigger": "6", "maxTriggerDelay": "5 weeks"}, "maxTriggerDelay"),
     ],
 )
-def test_what_is_wrong_in_a_stream_is_named(given: dict[str, str], named: str) -> None:
+def test_errors_of_a_stream_are_named(given: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidRequest, match="nothing was read") as caught:
         stream_options({**PLAIN, **given})
     assert named in str(caught.value)
 
 
-def test_a_pattern_that_is_none_and_an_assignment_of_nothing_are_refused() -> None:
+def test_an_invalid_pattern_and_an_empty_assignment_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="subscribePattern"):
         batch_options({"servers": "a:1", "subscribePattern": "("})
     with pytest.raises(InvalidRequest, match="assign"):
         batch_options({"servers": "a:1", "assign": '{"orders": []}'})
 
 
-def test_limits_of_a_trigger_are_ignored_by_a_batch_and_told() -> None:
+def test_trigger_limits_are_ignored_by_a_batch_and_listed() -> None:
     found = batch_options({**PLAIN, "maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "2"})
     assert found.ignored == ("maxOffsetsPerTrigger", "minOffsetsPerTrigger")
 

@@ -34,20 +34,20 @@ def state(lane: int, *, first: int = 1, next: int, ended: bool = False) -> LaneS
 
 
 @given(WAITING, st.integers(1, 10**9), st.integers(0, 100))
-def test_shares_use_the_limit_and_never_exceed_it_or_what_waits(waiting: Waiting, rows: int, turn: int) -> None:
+def test_shares_use_the_limit_and_exceed_neither_it_nor_the_backlog(waiting: Waiting, rows: int, turn: int) -> None:
     shares = share(waiting, rows, turn=turn)
     assert sum(shares.values()) == min(rows, sum(waiting.values()))
     assert all(0 < shares[key] <= waiting[key] for key in shares)
 
 
 @given(WAITING, st.integers(1, 10**9))
-def test_every_lane_that_waits_gets_something_if_the_limit_has_room_for_all(waiting: Waiting, rows: int) -> None:
+def test_every_lane_with_a_backlog_gets_a_share_if_the_limit_allows_it(waiting: Waiting, rows: int) -> None:
     if rows >= len(waiting):
         assert share(waiting, rows).keys() == waiting.keys()
 
 
 @given(WAITING, st.integers(12, 10**9))
-def test_shares_are_in_proportion_to_what_waits(waiting: Waiting, rows: int) -> None:
+def test_shares_are_proportional_to_the_backlog(waiting: Waiting, rows: int) -> None:
     shares, total = share(waiting, rows), sum(waiting.values())
     if total > rows:
         for key, waits in waiting.items():
@@ -55,7 +55,7 @@ def test_shares_are_in_proportion_to_what_waits(waiting: Waiting, rows: int) -> 
 
 
 @given(st.integers(2, 12), st.integers(1, 11))
-def test_lanes_take_turns_when_a_limit_has_not_room_for_all(lanes: int, rows: int) -> None:
+def test_lanes_take_turns_when_the_limit_is_too_small_for_all(lanes: int, rows: int) -> None:
     progress = Progress({"q": dict.fromkeys(range(lanes), 1)})
     states = [state(lane, next=1_000) for lane in range(lanes)]
     for _ in range(lanes):
@@ -95,17 +95,17 @@ def test_a_new_lane_is_read_from_its_first_version() -> None:
     assert ranges_between(Progress({"q": {0: 5}}), end) == [LaneRange("q", 0, 5, 6), LaneRange("q", 1, 1, 3)]
 
 
-def test_progress_never_goes_back_when_a_peer_lags() -> None:
+def test_progress_never_decreases_when_a_peer_lags() -> None:
     start = Progress({"q": {0: 9}})
     assert advanced(start, [state(0, next=4)])[0] == start
     assert limited(start, [state(0, next=4)], 10)[0] == start
 
 
-def test_a_batch_whose_start_is_behind_its_end_has_nothing_in_it() -> None:
+def test_a_batch_whose_start_is_after_its_end_is_empty() -> None:
     assert ranges_between(Progress({"q": {0: 9}}), Progress({"q": {0: 4}})) == []
 
 
-def test_an_ended_lane_that_was_read_whole_may_vanish_and_is_not_read_again() -> None:
+def test_an_ended_lane_that_was_read_completely_may_vanish_and_is_not_read_again() -> None:
     begun = Progress({"q": {3: 1, 4: 1}})
     read, _ = advanced(begun, [state(3, next=8, ended=True), state(4, next=2)])
     assert read.whole == {"q": frozenset({3})}
@@ -116,7 +116,7 @@ def test_an_ended_lane_that_was_read_whole_may_vanish_and_is_not_read_again() ->
     assert ranges_between(after, again) == [LaneRange("q", 5, 1, 4)]
 
 
-def test_a_lane_that_vanishes_before_it_was_read_whole_is_told() -> None:
+def test_a_lane_that_vanishes_before_it_was_read_completely_is_reported() -> None:
     _, gone = advanced(Progress({"q": {3: 5}}), [])
     assert gone == [VanishedLane("q", 3, 5)]
     assert "versions after 4 (the lane no longer exists)" in str(gone[0])
@@ -127,7 +127,7 @@ def test_a_lane_read_in_part_is_not_whole_when_it_ends() -> None:
     assert end == Progress({"q": {3: 3}})
 
 
-def test_what_was_trimmed_takes_no_part_of_a_limit_but_stays_in_the_range() -> None:
+def test_trimmed_versions_do_not_count_for_a_limit_but_stay_in_the_range() -> None:
     start = Progress({"q": {0: 1}})
     end, _ = limited(start, [state(0, first=11, next=31)], 5)
     assert ranges_between(start, end) == [LaneRange("q", 0, 1, 16)]
@@ -163,7 +163,7 @@ def test_without_options_a_lane_is_a_partition() -> None:
     assert cut(ranges, min_partitions=2) == ranges
 
 
-def test_a_range_is_divided_where_its_lane_begins_now() -> None:
+def test_a_range_is_split_from_the_present_start_of_its_lane() -> None:
     one = LaneRange("q", 0, 5, 9)
     assert lost_part(one, 1) == (None, one)
     assert lost_part(one, 7) == (LaneRange("q", 0, 5, 7), LaneRange("q", 0, 7, 9))

@@ -92,7 +92,7 @@ def test_values_of_one_batch_are_not_copied() -> None:
     assert memory.address <= values.address < memory.address + memory.size
 
 
-def test_a_schema_chooses_columns_in_any_order_and_may_say_not_null() -> None:
+def test_a_schema_chooses_columns_in_any_order_and_may_have_not_null() -> None:
     schema = pa.schema([FULL.field("offset"), pa.field("value", pa.binary(), nullable=False)])
     check_schema(schema)
     assert rows_of(batch([b"v"], first=9), schema=schema) == [{"offset": 9, "value": b"v"}]
@@ -106,7 +106,7 @@ def test_a_schema_chooses_columns_in_any_order_and_may_say_not_null() -> None:
         (pa.field("key", pa.binary(), nullable=False), "'key' of the source avow may be null"),
     ],
 )
-def test_a_schema_that_is_not_this_sources_is_refused_by_name(field: pa.Field, expected: str) -> None:
+def test_a_foreign_schema_is_refused_by_name(field: pa.Field, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected):
         check_schema(pa.schema([field]))
     with pytest.raises(InvalidRequest, match="at least one"):

@@ -24,7 +24,7 @@ def test_the_zip_of_another_spark_stays(tmp_path: Path) -> None:
     assert path_without_zip(path) == path
 
 
-def test_the_zip_stays_where_no_pyspark_is_installed(tmp_path: Path) -> None:
+def test_the_zip_stays_if_no_pyspark_is_installed(tmp_path: Path) -> None:
     path = [str(HOME / "python" / "lib" / "pyspark.zip"), str(tmp_path)]
     assert path_without_zip(path) == path
 
@@ -33,5 +33,5 @@ def test_a_path_without_a_zip_is_left_alone(tmp_path: Path) -> None:
     assert path_without_zip([str(tmp_path)]) == [str(tmp_path)]
 
 
-def test_the_session_names_a_module_that_exists() -> None:
+def test_the_session_names_an_existing_module() -> None:
     assert find_spec(DAEMON) is not None

@@ -28,19 +28,19 @@ def test_java_home_comes_first_and_the_usual_folders_last(tmp_path: Path) -> Non
     assert find_java({"PATH": str(named / "bin")}, places=[]).version == 21
 
 
-def test_a_java_that_spark_does_not_run_on_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_that_spark_does_not_support_is_skipped(tmp_path: Path) -> None:
     old, good = home(tmp_path / "jvm", "java-8", release="1.8.0_392"), home(tmp_path / "jvm", "java-x", release="25")
     assert java_version(old) == 8
     assert find_java({"JAVA_HOME": str(old)}, places=[str(tmp_path / "jvm")]).home == good
 
 
-def test_a_home_without_a_release_file_is_asked(tmp_path: Path) -> None:
+def test_a_java_home_without_a_release_file_is_run_for_its_version(tmp_path: Path) -> None:
     assert java_version(home(tmp_path, "asked", release=None, says='openjdk version "17.0.9" 2023-10-17')) == 17
     assert java_version(home(tmp_path, "silent", release=None)) == 0
     assert java_version(tmp_path / "nothing") == 0
 
 
-def test_without_one_the_error_says_what_was_found_and_what_to_install(tmp_path: Path) -> None:
+def test_without_java_the_error_says_what_was_found_and_what_to_install(tmp_path: Path) -> None:
     old = home(tmp_path, "java-8", release="1.8.0_392")
     with pytest.raises(NotInstalled, match="17, 21 or 25") as caught:
         find_java({"JAVA_HOME": str(old)}, places=[])

@@ -40,7 +40,7 @@ def test_the_table_of_a_database_is_taken_out_of_its_url() -> None:
         ("postgresql://host/db?table=.c", "not a valid table name"),
     ],
 )
-def test_an_error_names_what_is_wrong_with_a_url(url: str, expected: str) -> None:
+def test_an_invalid_url_is_refused_with_the_reason(url: str, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected) as raised:
         parse(url)
     assert "word" not in str(raised.value)

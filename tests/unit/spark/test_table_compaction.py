@@ -41,7 +41,7 @@ def small(place: int, size_bytes: int = 10, *, lane: str = "0") -> SmallFile:
     return SmallFile(("orders", lane), (place, f"{place}"), f"{place}", size_bytes)
 
 
-def test_neighbours_are_put_together_up_to_a_size_and_not_beyond_their_partition() -> None:
+def test_adjacent_files_of_a_partition_are_merged_up_to_a_size() -> None:
     files = [small(n) for n in (3, 1, 2)] + [small(4, 500)] + [small(n) for n in (5, 6)] + [small(9, lane="1")]
     found = [[one.place[0] for one in run] for run in runs(files, large_bytes=100, few=2)]
     assert found == [[1, 2, 3], [5, 6]]
@@ -69,7 +69,7 @@ def test_a_compacted_archive_is_read_in_order_and_knows_its_batches(tmp_path: Pa
     assert read == list(range(1, 211))
 
 
-def test_other_readers_of_delta_see_the_same_rows_though_folders_have_strange_names(tmp_path: Path) -> None:
+def test_other_delta_readers_see_the_same_rows_despite_escaped_folder_names(tmp_path: Path) -> None:
     store = archive("delta", tmp_path)
     assert isinstance(store, DeltaStore)
     for number in range(9):
@@ -81,7 +81,7 @@ def test_other_readers_of_delta_see_the_same_rows_though_folders_have_strange_na
     assert DeltaTable(tmp_path).history(1)[0]["operation"] == "OPTIMIZE"
 
 
-def test_rows_without_versions_keep_the_order_in_which_they_came(tmp_path: Path) -> None:
+def test_rows_without_versions_keep_their_order_of_arrival(tmp_path: Path) -> None:
     schema = pa.schema([("n", pa.int64()), ("price", pa.decimal128(9, 2))])
     store = open_store(f"delta:{tmp_path}")
     store.prepare(schema, partition_by=())
@@ -95,7 +95,7 @@ def test_rows_without_versions_keep_the_order_in_which_they_came(tmp_path: Path)
     assert pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()[0]["max.price"] == Decimal(7)
 
 
-def test_a_reader_that_began_before_still_finds_its_files(tmp_path: Path) -> None:
+def test_a_reader_that_started_earlier_still_finds_its_files(tmp_path: Path) -> None:
     store = filled(tmp_path, 10)
     before = store.files()
     assert store.compact() == 18
@@ -103,7 +103,7 @@ def test_a_reader_that_began_before_still_finds_its_files(tmp_path: Path) -> Non
     assert all(Path(path).exists() for path in before)
 
 
-def test_writers_that_commit_meanwhile_lose_nothing(tmp_path: Path) -> None:
+def test_writers_that_commit_during_a_compaction_lose_nothing(tmp_path: Path) -> None:
     store, over = filled(tmp_path, 12, lanes=(0,)), Event()
 
     def compacting() -> int:
@@ -125,7 +125,7 @@ def test_writers_that_commit_meanwhile_lose_nothing(tmp_path: Path) -> None:
     assert [row["offset"] for row in seen(tmp_path)] == list(range(1, 501))
 
 
-def test_a_table_made_here_compacts_itself_and_one_of_others_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_our_tables_are_compacted_automatically_and_foreign_ones_on_request(tmp_path: Path) -> None:
     ours = open_store(f"delta:{tmp_path}/ours", {"compact": "9"})
     ours.prepare(SCHEMA, partition_by=LANES)
     DeltaTable.create(
@@ -145,7 +145,7 @@ def test_a_table_made_here_compacts_itself_and_one_of_others_when_it_is_asked_to
     assert (ours.count(), theirs.count()) == (9, 10)
 
 
-def test_a_table_with_features_of_newer_writers_is_left_alone_and_its_batch_is_committed(tmp_path: Path) -> None:
+def test_a_table_with_newer_features_is_not_compacted_and_its_batch_is_committed(tmp_path: Path) -> None:
     store = open_store(f"delta:{tmp_path}", {"compact": "1"})
     store.prepare(SCHEMA, partition_by=LANES)
     DeltaTable(tmp_path).alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
@@ -156,7 +156,7 @@ def test_a_table_with_features_of_newer_writers_is_left_alone_and_its_batch_is_c
     assert store.count() == 5
 
 
-def test_what_cannot_be_compacted_says_so() -> None:
+def test_a_table_that_cannot_be_compacted_is_reported() -> None:
     with pytest.raises(InvalidRequest, match="cannot be compacted"):
         open_table("parquet:/nowhere").compact()
     with pytest.raises(InvalidRequest, match="number of commits"):

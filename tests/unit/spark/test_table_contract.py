@@ -39,14 +39,14 @@ def test_a_replayed_batch_and_an_earlier_one_change_nothing(store: AnyStore) -> 
     assert store.committed("query") == 1
 
 
-def test_the_same_messages_committed_twice_are_there_once(store: AnyStore) -> None:
+def test_the_same_messages_committed_twice_are_stored_once(store: AnyStore) -> None:
     staged = stage(store, rows(1, 10), version=0)
     assert store.commit(staged, app_id="query", version=0)
     assert not store.commit(staged, app_id="query", version=0)
     assert versions(store) == list(range(1, 11))
 
 
-def test_names_do_not_hinder_each_other(store: AnyStore) -> None:
+def test_batches_under_different_names_are_independent(store: AnyStore) -> None:
     for name in ("one", "two", "a/b ü", "..", "x" * 200):
         assert append(store, rows(1, 1), version=7, app_id=name)
         assert store.committed(name) == 7
@@ -59,7 +59,7 @@ def test_a_batch_without_rows_is_remembered(store: AnyStore) -> None:
     assert (store.count(), store.committed("query")) == (0, 3)
 
 
-def test_leftovers_of_attempts_are_not_seen_and_are_cleaned(store: AnyStore, tmp_path: Path) -> None:
+def test_leftovers_of_attempts_are_invisible_and_are_cleaned(store: AnyStore, tmp_path: Path) -> None:
     stage(store, rows(1, 10), version=0)
     append(store, rows(1, 10), version=0)
     assert store.clean(older_than_s=3600) == 0
@@ -69,14 +69,14 @@ def test_leftovers_of_attempts_are_not_seen_and_are_cleaned(store: AnyStore, tmp
     assert versions(store) == list(range(1, 11))
 
 
-def test_it_tells_how_far_lanes_are_archived(store: AnyStore) -> None:
+def test_a_table_reports_how_far_lanes_are_archived(store: AnyStore) -> None:
     assert archived_ends(store.ranges()) == {}
     append(store, rows(1, 10), rows(5, 9, lane=1), version=0)
     append(store, rows(11, 30), rows(11, 12, lane=1), rows(1, 3, queue="other"), version=1)
     assert archived_ends(store.ranges()) == {("orders", 0): 30, ("orders", 1): 9, ("other", 0): 3}
 
 
-def test_rows_that_do_not_fit_are_refused_by_column(store: AnyStore) -> None:
+def test_mismatched_rows_are_refused_by_column(store: AnyStore) -> None:
     other = pa.schema([("topic", pa.string()), ("partition", pa.int64()), ("offset", pa.int64()), ("more", pa.int8())])
     with pytest.raises(InvalidRequest) as raised:
         store.prepare(other, partition_by=None)
@@ -86,7 +86,7 @@ def test_rows_that_do_not_fit_are_refused_by_column(store: AnyStore) -> None:
         store.prepare(SCHEMA, partition_by=("topic",))
 
 
-def test_a_writer_may_have_another_order_of_columns_zone_and_size_of_strings(store: AnyStore) -> None:
+def test_a_writer_may_use_another_column_order_time_zone_and_string_type(store: AnyStore) -> None:
     columns = {name: rows(1, 3).column(name) for name in reversed(SCHEMA.names)}
     columns["timestamp"] = columns["timestamp"].cast(pa.timestamp("us", tz="Europe/Vienna"))
     columns["value"] = columns["value"].cast(pa.large_binary())
@@ -112,13 +112,13 @@ def test_a_missing_table_is_reported(kind: str, tmp_path: Path) -> None:
         store.count()
 
 
-def test_making_a_table_twice_is_making_it_once(kind: str, tmp_path: Path) -> None:
+def test_creating_a_table_twice_has_no_further_effect(kind: str, tmp_path: Path) -> None:
     append(archive(kind, tmp_path / "t"), rows(1, 1), version=0)
     assert archive(kind, tmp_path / "t").count() == 1
     assert open_store(str(tmp_path / "t")).count() == 1
 
 
-def test_a_table_without_lanes_tells_no_ends(kind: str, tmp_path: Path) -> None:
+def test_a_table_without_lanes_has_no_archived_ends(kind: str, tmp_path: Path) -> None:
     store = open_store(f"{kind}:{tmp_path}/t")
     store.prepare(pa.schema([("n", pa.int64())]), partition_by=())
     append_batch = pa.record_batch({"n": [1, 2]})

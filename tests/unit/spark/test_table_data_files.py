@@ -35,13 +35,13 @@ def test_each_lane_gets_a_file_that_knows_its_versions(tmp_path: Path) -> None:
     assert (tmp_path / found["0"].place).stat().st_size == found["0"].size_bytes
 
 
-def test_names_that_mean_something_to_a_path_are_escaped(tmp_path: Path) -> None:
+def test_names_with_path_characters_are_escaped(tmp_path: Path) -> None:
     (found,) = written([rows(1, 1, queue="a/b=c %ü")], tmp_path)
     assert found.place.startswith("topic=a%2Fb%3Dc%20%25ü/partition=0/")
     assert found.values["topic"] == "a/b=c %ü"
 
 
-def test_null_has_a_folder_of_its_own_and_an_empty_name_is_refused(tmp_path: Path) -> None:
+def test_null_has_its_own_folder_and_an_empty_name_is_refused(tmp_path: Path) -> None:
     (found,) = written([rows(1, 1, lane=None)], tmp_path)
     assert found.place.startswith("topic=orders/partition=__HIVE_DEFAULT_PARTITION__/")
     assert found.values["partition"] is None
@@ -59,7 +59,7 @@ def test_rows_without_partitions_or_versions_are_files_too(tmp_path: Path) -> No
     }
 
 
-def test_more_lanes_than_open_files_and_more_bytes_than_wait_lose_nothing(
+def test_more_lanes_and_bytes_than_the_buffers_hold_are_all_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_files, "OPEN_FILES_MAX", 3)
@@ -70,7 +70,7 @@ def test_more_lanes_than_open_files_and_more_bytes_than_wait_lose_nothing(
     assert sum(pq.ParquetFile(tmp_path / each.place).metadata.num_rows for each in found) == 240
 
 
-def test_no_rows_make_no_file(tmp_path: Path) -> None:
+def test_an_empty_batch_writes_no_file(tmp_path: Path) -> None:
     assert (
         written([SCHEMA.empty_table().to_batches()[0] if SCHEMA.empty_table().to_batches() else rows(1, 0)], tmp_path)
         == []

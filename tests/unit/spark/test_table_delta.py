@@ -37,7 +37,7 @@ def test_other_readers_of_delta_see_the_rows_and_their_partitions(tmp_path: Path
     assert archived_ends(store.ranges()) == {("orders", 0): 3, ("a/b=c %ü", 2): 7}
 
 
-def test_writers_at_the_same_moment_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     store = delta(tmp_path)
 
     def write(lane: int) -> int:
@@ -50,7 +50,7 @@ def test_writers_at_the_same_moment_lose_nothing(tmp_path: Path) -> None:
     assert archived_ends(store.ranges()) == {("orders", lane): 30 for lane in range(4)}
 
 
-def test_of_two_drivers_of_one_query_one_commits(tmp_path: Path) -> None:
+def test_one_of_two_drivers_of_a_query_commits(tmp_path: Path) -> None:
     store = delta(tmp_path)
 
     def drive(_: int) -> int:
@@ -82,7 +82,7 @@ def test_a_table_whose_files_are_not_its_rows_is_not_read_by_files(tmp_path: Pat
         store.files()
 
 
-def test_a_log_that_cannot_be_read_takes_no_batch(tmp_path: Path) -> None:
+def test_an_unreadable_log_accepts_no_batch(tmp_path: Path) -> None:
     store = delta(tmp_path)
     staged = stage(store, rows(1, 3), version=0)
     entry = tmp_path / "_delta_log" / f"{1:020d}.json"
@@ -94,7 +94,7 @@ def test_a_log_that_cannot_be_read_takes_no_batch(tmp_path: Path) -> None:
     assert versions(store) == [1, 2, 3]
 
 
-def test_a_log_that_takes_no_entry_leaves_the_batch_to_a_replay(tmp_path: Path) -> None:
+def test_a_batch_is_replayed_when_the_log_accepts_no_entry(tmp_path: Path) -> None:
     store = delta(tmp_path)
     staged = stage(store, rows(1, 3), version=0)
     taken = tmp_path / "_delta_log" / f"{1:020d}.json"

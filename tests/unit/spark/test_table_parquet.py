@@ -63,7 +63,7 @@ def commits_cut_short(folder: Path) -> list[tuple[ParquetStore, Path]]:
     raise AssertionError("a commit has fewer steps")
 
 
-def test_a_replay_after_a_kill_at_any_step_makes_the_batch_whole_and_single(tmp_path: Path) -> None:
+def test_after_a_kill_at_any_step_a_replay_completes_the_batch_once(tmp_path: Path) -> None:
     tables = commits_cut_short(tmp_path)
     assert len(tables) > 5
     for store, place in tables:
@@ -86,7 +86,7 @@ def test_readers_after_a_kill_see_the_whole_batch_or_nothing_of_it(tmp_path: Pat
     assert {10, 20} == set(seen)
 
 
-def test_a_later_batch_finishes_what_a_killed_commit_began(tmp_path: Path) -> None:
+def test_a_later_batch_finishes_a_killed_commit(tmp_path: Path) -> None:
     for store, place in commits_cut_short(tmp_path):
         before = store.committed("query")
         append(store, rows(21, 30), version=2)
@@ -94,7 +94,7 @@ def test_a_later_batch_finishes_what_a_killed_commit_began(tmp_path: Path) -> No
         assert versions(store) == plainly_read(place) == first + list(range(21, 31))
 
 
-def test_what_attempts_left_is_swept_by_the_next_commit(tmp_path: Path) -> None:
+def test_leftovers_of_attempts_are_removed_by_the_next_commit(tmp_path: Path) -> None:
     store = parquet_store(tmp_path)
     for version in range(3):
         staged_halves(store, version=version)
@@ -104,9 +104,7 @@ def test_what_attempts_left_is_swept_by_the_next_commit(tmp_path: Path) -> None:
     assert not list((tmp_path / "_avow").rglob("*.tmp"))
 
 
-def test_many_manifests_become_one_and_every_kill_between_is_harmless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merging_manifests_survives_a_kill_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "MANIFESTS_MAX", 4)
     store = parquet_store(tmp_path)
     version, steps = 0, 0
@@ -121,7 +119,7 @@ def test_many_manifests_become_one_and_every_kill_between_is_harmless(
     assert len(list((tmp_path / "_avow" / "committed").rglob("*.json"))) < 10
 
 
-def test_a_commit_whose_files_were_swept_is_not_half_done(tmp_path: Path) -> None:
+def test_a_commit_whose_files_were_removed_is_not_half_done(tmp_path: Path) -> None:
     store = parquet_store(tmp_path)
     late = staged_halves(store, version=1)
     append(store, rows(1, 10), version=0)
@@ -133,7 +131,7 @@ def test_a_commit_whose_files_were_swept_is_not_half_done(tmp_path: Path) -> Non
     assert store.committed("query") == 0
 
 
-def test_a_committed_file_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_missing_committed_file_is_reported(tmp_path: Path) -> None:
     store = parquet_store(tmp_path)
     append(store, rows(1, 10), version=0)
     (lost,) = store.files()
@@ -142,7 +140,7 @@ def test_a_committed_file_that_is_gone_is_told(tmp_path: Path) -> None:
         store.count()
 
 
-def test_a_manifest_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_manifest_is_reported(tmp_path: Path) -> None:
     store = parquet_store(tmp_path)
     append(store, rows(1, 10), version=0)
     (manifest,) = (tmp_path / "_avow" / "committed").rglob("*.json")

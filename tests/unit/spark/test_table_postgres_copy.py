@@ -48,7 +48,7 @@ def fields(content: memoryview) -> list[list[bytes | None]]:
         (pa.struct([("key", pa.binary())]), {"key": b"ab"}, b'\x01{"key":"YWI="}'),
     ],
 )
-def test_a_value_and_a_null_of_each_type(kind: pa.DataType, value: Any, expected: bytes) -> None:
+def test_each_type_has_a_value_and_a_null(kind: pa.DataType, value: Any, expected: bytes) -> None:
     batch = pa.record_batch({"before": pa.array([1, 2, 3]), "it": pa.array([value, None, value], kind)})
     assert [row[1] for row in fields(copy_rows(batch))] == [expected, None, expected]
     assert [row[0] for row in fields(copy_rows(batch))] == [struct.pack(">q", number) for number in (1, 2, 3)]
@@ -61,13 +61,13 @@ def test_a_decimal_has_the_form_of_the_driver() -> None:
     assert second is None
 
 
-def test_a_slice_of_a_batch_is_copied_alone() -> None:
+def test_only_the_slice_of_a_batch_is_copied() -> None:
     batch = pa.record_batch({"n": pa.array(range(10)), "t": pa.array([str(n) for n in range(10)])})
     assert [row[1] for row in fields(copy_rows(batch.slice(3, 2)))] == [b"3", b"4"]
     assert fields(copy_rows(batch.slice(3, 0))) == []
 
 
-def test_types_go_both_ways_and_what_has_none_is_named() -> None:
+def test_types_are_mapped_both_ways_and_unsupported_ones_are_named() -> None:
     for declared in ("boolean", "bigint", "double precision", "bytea", "date", "numeric(12,3)"):
         assert sql_type("c", arrow_type(declared)[0]) == declared
     assert arrow_type("uuid") == (pa.string(), True)

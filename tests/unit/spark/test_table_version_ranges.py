@@ -9,11 +9,11 @@ def stretch(first: int, last: int, *, rows: int | None = None, lane: int = 0) ->
     return Range("q", lane, first, last, last - first + 1 if rows is None else rows)
 
 
-def test_neighbours_that_are_whole_become_one_range() -> None:
+def test_adjacent_complete_ranges_become_one() -> None:
     assert merged([stretch(11, 20), stretch(1, 10), stretch(21, 21)]) == [stretch(1, 21)]
 
 
-def test_a_hole_ends_what_is_archived() -> None:
+def test_a_gap_ends_the_archived_range() -> None:
     assert archived_ends([stretch(1, 10), stretch(12, 20)]) == {("q", 0): 10}
 
 
@@ -21,11 +21,11 @@ def test_interleaved_ranges_of_a_shuffle_are_counted_together() -> None:
     assert archived_ends([stretch(1, 9, rows=5), stretch(2, 10, rows=5), stretch(11, 12)]) == {("q", 0): 12}
 
 
-def test_a_hole_within_a_range_ends_what_is_archived_before_it() -> None:
+def test_a_gap_within_a_range_ends_the_archived_range_before_it() -> None:
     assert archived_ends([stretch(1, 5), stretch(6, 10, rows=4), stretch(11, 12)]) == {("q", 0): 5}
 
 
-def test_a_lane_that_begins_with_a_hole_has_no_end() -> None:
+def test_a_lane_that_starts_with_a_gap_has_no_archived_end() -> None:
     assert archived_ends([stretch(1, 10, rows=9)]) == {}
 
 
@@ -38,7 +38,7 @@ def test_lanes_and_queues_do_not_touch_each_other() -> None:
     assert archived_ends(ranges) == {("q", 0): 10, ("q", 1): 20, ("other", 0): 12}
 
 
-def test_it_agrees_with_a_set_of_versions_whatever_the_order() -> None:
+def test_ranges_agree_with_a_set_of_versions_in_any_order() -> None:
     for seed in range(300):
         chance = random.Random(seed)
         versions = [each for each in range(1, 40) if chance.random() < 0.97]

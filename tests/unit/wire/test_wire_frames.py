@@ -59,7 +59,7 @@ def test_a_hello_is_the_first_frame_and_only_the_first() -> None:
         decode_hello(frame_of(0, m.Claim(1)))
 
 
-def test_records_are_in_a_frame_as_they_are_and_can_be_passed_on() -> None:
+def test_records_are_embedded_unchanged_in_a_frame_and_can_be_passed_on() -> None:
     records = [pack_entry(entry) for entry in ENQUEUE.entries]
     frame = frame_of(5, ENQUEUE)
     assert raw_records(frame) == records

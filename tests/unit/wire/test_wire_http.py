@@ -110,7 +110,7 @@ streams = st.lists(whole, min_size=1, max_size=6)
 
 
 @given(answers=streams, data=st.data())
-def test_answers_come_in_order_however_the_bytes_are_cut(
+def test_answers_are_parsed_in_order_however_the_bytes_are_cut(
     answers: list[tuple[bytes, bytes]], data: st.DataObject
 ) -> None:
     stream = b"".join(raw for raw, _ in answers)
@@ -332,7 +332,7 @@ def test_bytes_of_another_protocol_are_refused_before_the_head_is_complete() -> 
     ],
 )
 @pytest.mark.parametrize("body", [b"", b"x" * 1_000])
-def test_a_connection_ends_with_the_answer_that_says_so_and_not_before(head: bytes, closes: bool, body: bytes) -> None:
+def test_a_connection_ends_only_with_an_answer_that_closes_it(head: bytes, closes: bool, body: bytes) -> None:
     data = head + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     early = Read([data[:-1]])
     assert not early.parser.closes

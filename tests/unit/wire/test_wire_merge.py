@@ -82,7 +82,7 @@ def test_sections_may_be_views_of_received_memory() -> None:
     assert merged_writes(seen) == merged_writes(held)
 
 
-def test_the_shape_tells_which_sections_go_together() -> None:
+def test_the_shape_decides_which_sections_can_be_merged() -> None:
     assert mergeable_shape(section([b"a"]), count=1) == 0
     assert mergeable_shape(section([b"a"], keys=[b"k"]), count=1) == KEYS
     assert mergeable_shape(section([b"a"], headers=[[("n", b"v")]]), count=1) == HEADERS

@@ -56,7 +56,7 @@ def test_frames_are_unchanged_while_more_bytes_are_received() -> None:
     assert decoder.statistics()["chunks"] > 10
 
 
-def test_a_frame_larger_than_a_chunk_is_received_into_memory_of_its_own() -> None:
+def test_a_frame_larger_than_a_chunk_is_received_into_separate_memory() -> None:
     entry = m.Entry(1, 1, m.Kind.DATA, batch=bytes(100_000))
     large, small = frame_of(1, m.Forward(1, -1, entry)), frame_of(1, m.Claim(1))
     decoder = Decoder(chunk_size_bytes=1024)

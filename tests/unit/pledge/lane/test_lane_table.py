@@ -125,7 +125,7 @@ def test_a_long_operation_is_cut_and_joined_again() -> None:
     assert lane.table.trim_limit() == 0
 
 
-def test_a_trim_in_the_middle_of_a_long_operation_that_nobody_needs_is_harmless() -> None:
+def test_a_trim_in_the_middle_of_an_obsolete_long_operation_is_harmless() -> None:
     lane = Lane()
     lane.write(insert("long", payload=b"x" * (2 * MESSAGE_SIZE_BYTES_MAX)))
     lane.write(put_of(lane.table.pledges["long"]))

@@ -421,7 +421,7 @@ def test_a_subscriber_of_a_pubsub_queue_reads_all_lanes_and_its_vector_moves() -
     run(scenario)
 
 
-def test_a_vector_moved_by_somebody_else_ends_the_reader_of_that_lane() -> None:
+def test_a_vector_moved_by_another_client_ends_the_reader_of_that_lane() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
             bench.cluster.create("orders", strategy="pub-sub")

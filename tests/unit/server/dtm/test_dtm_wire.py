@@ -63,7 +63,7 @@ def test_broken_bytes_are_named(data: bytes) -> None:
         wire.read_request(data)
 
 
-def test_topics_and_gids_are_written_as_they_are_read() -> None:
+def test_topics_and_gids_survive_encoding() -> None:
     data = wire.write_bytes(1, b"t") + wire.write_bytes(3, b"r")
     assert wire.read_topic(data) == ("t", "", "r")
     assert dict(wire.fields(wire.gid_reply("abc"))) == {1: b"abc"}

@@ -20,7 +20,7 @@ def bodies(transport: MemoryTransport) -> list[bytes]:
     return [body for _, _, body in answers(transport.sent)]
 
 
-def test_answers_leave_in_the_order_of_requests_whatever_the_order_they_come_in() -> None:
+def test_answers_leave_in_the_order_of_their_requests() -> None:
     bench = Bench()
     client = bench.connect()
     client.protocol.data_received(request(b"a") + request(b"b") + request(b"c"))

@@ -177,7 +177,7 @@ def test_an_upgrade_waits_for_earlier_requests() -> None:
     assert bytes(client.sent[-len(SWITCHING) :]) == SWITCHING
 
 
-def test_a_new_protocol_is_told_that_the_transport_is_full() -> None:
+def test_a_new_protocol_is_paused_when_the_transport_is_full() -> None:
     other = Other()
     bench = Bench()
     client = bench.connect()
