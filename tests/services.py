@@ -1,4 +1,4 @@
-"""Real PostgreSQL, MariaDB and Redis for tests: each an instance of its own, on a free port, in a temporary folder.
+"""Real PostgreSQL, MariaDB and Redis for tests: each a new instance on a free port, in a temporary folder.
 
 async with postgres() as dsn: ...        a server for one test; `mariadb()` and `redis()` alike
 def test_it(postgres_server): ...        a fixture of tests/conftest.py: one server for a worker's whole run

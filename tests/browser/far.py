@@ -43,7 +43,7 @@ async def wait_until(true: Callable[[], bool], *, timeout_s: float = 60.0) -> No
 
 
 class Far:
-    """Takes words, does what some of them say, acks commits up to `ack_to`; the first to come gets `count` numbers."""
+    """Runs the commands it receives, acks commits up to `ack_to`; the first channel gets `count` numbers."""
 
     def __init__(self, *, count: int = 0, every: int = 50, ack_to: int = WITHHELD_MAX) -> None:
         self.count, self.every, self.ack_to = count, every, ack_to

@@ -87,7 +87,7 @@ def batches(cluster: LocalCluster) -> int:
 
 @contextmanager
 def writing(cluster: LocalCluster) -> Iterator[None]:
-    """Orders, more and less of them each second, with a subscriber that follows a little behind."""
+    """Orders at a varying rate, with a subscriber that lags a little."""
     over = threading.Event()
     began = monotonic()
 

@@ -54,7 +54,7 @@ class Block:
 
 
 def pages() -> tuple[Path, ...]:
-    """Every page of the documentation; the README has a test of its own."""
+    """Every page of the documentation; the README has its own test."""
     return tuple(sorted((ROOT / "docs").rglob("*.md")))
 
 

@@ -144,7 +144,7 @@ class Page:
     # ------------------------------------------------------------------ files
 
     def _run_toml(self, block: Block, text: str) -> None:
-        """Whatever it is, its reader takes it: a pipeline, an audit, tokens, or the settings of a peer."""
+        """Its reader must accept it: a pipeline, an audit, tokens, or the settings of a peer."""
         found = tomllib.loads(text)
         file = self._folder / (block.file or "block.toml")
         if found.get("kind") == "audit":
@@ -163,7 +163,7 @@ async def _awaited(code: Any, names: dict[str, Any]) -> None:
 
 
 def commands_of(text: str) -> list[tuple[str, str]]:
-    """Each `$` line, with `>` lines that go on with it, and the output shown below it."""
+    """Each `$` line, with the `>` lines that continue it, and the output shown below it."""
     found: list[tuple[str, str]] = []
     for line in text.splitlines():
         if line.startswith("$ "):

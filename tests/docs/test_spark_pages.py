@@ -1,4 +1,4 @@
-"""The pages with Spark in them, run as they stand, and the README among them; one JVM for all.
+"""The pages with Spark, including the README, run unchanged; one JVM for all.
 
 The README is a newcomer's path: from top to bottom, copied literally, against the cluster that it starts. What is left
 out says so on the page: `make`, which installs, and `avow up`, which the fixture has started already.

@@ -1,4 +1,4 @@
-"""The databases that the barrier is tried on, each behind the same few words: connect, ask, who is still there."""
+"""The databases that the barrier is tested on, each behind one interface: connect, query, open sessions."""
 
 from __future__ import annotations
 

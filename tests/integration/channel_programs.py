@@ -1,4 +1,4 @@
-"""Applications with a channel that tests kill: each is a process of its own.
+"""Applications with a channel that tests kill, each in a separate process.
 
     receive FILE PORT        listens; appends the numbers of each committed group to FILE and syncs it before it acks.
                              What the file has already is not appended again: numbers are this application's own ids

@@ -1,4 +1,4 @@
-"""A program that produces, run as a process of its own by tests that kill it.
+"""A producing program, run in a separate process by tests that kill it.
 
     python client_programs.py ADDRESSES QUEUE STORE FIRST LAST
 

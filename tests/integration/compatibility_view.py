@@ -29,7 +29,7 @@ _PLEDGE_KEYS = (
 
 
 def view(api: str, *, writes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Without what every start changes: who coordinates, epochs, and lanes without messages."""
+    """Without the parts that every start changes: coordinators, epochs, and lanes without messages."""
     queues = _get(api, "/v1/queues")["queues"]
     return {
         "queues": {queue["name"]: _queue(api, queue) for queue in queues},

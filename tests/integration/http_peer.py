@@ -80,7 +80,7 @@ class PeerProcess:
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
 
     def talk(self, data: bytes, *, timeout_s: float = 60.0) -> bytes:
-        """Raw bytes in, whatever comes back until the peer closes."""
+        """Sends raw bytes; returns all bytes until the peer closes."""
         with socket.create_connection(self.address, timeout=timeout_s) as connection:
             received = b""
             with contextlib.suppress(ConnectionError):

@@ -28,7 +28,7 @@ DAY_S = 24 * 3600
 
 
 def new_table(database: Database) -> str:
-    """One of its own: a clean-up leaves a mark for all who use the table."""
+    """A new table: a clean-up leaves a mark for all users of the table."""
     schema = {"sqlite": "", "postgresql": f"s{time.time_ns()}.", "mysql": "avow."}[database.dialect]
     return f"{schema}barrier_{time.time_ns()}"
 

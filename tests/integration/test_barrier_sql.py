@@ -280,7 +280,7 @@ def time_to_wait(database: Database, asked: Several) -> None:
 
 
 class Several:
-    """Calls in threads, and what came of them."""
+    """Calls in threads, and their results."""
 
     def __init__(self, calls: list[Callable[[], Any]]) -> None:
         self._found: list[Any] = [None] * len(calls)

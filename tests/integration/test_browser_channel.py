@@ -18,7 +18,7 @@ Run = Callable[..., Awaitable[Any]]
 
 @contextlib.asynccontextmanager
 async def pages() -> AsyncIterator[Run]:
-    """Runs an application of app.mjs in a page of its own."""
+    """Runs an application of app.mjs in a new page."""
     async with Files() as files, Chromium() as browser:
 
         async def run(application: str, **wanted: object) -> Any:

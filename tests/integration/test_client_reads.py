@@ -191,7 +191,7 @@ def test_the_token_is_sent_and_certificates_are_verified(tmp_path: Path, runner:
 
 @pytest.fixture
 def addresses() -> Iterator[str]:
-    """A scripted cluster on a thread of its own."""
+    """A scripted cluster in a separate thread."""
     cluster, started, stop = ScriptedCluster(2), threading.Event(), threading.Event()
     cluster.create("q")
     cluster.create("lanes", lanes=2)

@@ -49,7 +49,7 @@ def run(
 
 
 def script_writes(*answers: Scripted, then: Scripted = None) -> Callable[[Request], Scripted]:
-    """A script that says these things to the writes that come, one after the other."""
+    """A script that gives these answers to consecutive writes."""
     script: Iterator[Scripted] = chain(answers, repeat(then))
     return lambda request: next(script) if request.is_write else None
 

@@ -22,7 +22,7 @@ def answer(text: str, *, status: str = "200 OK") -> Behaviour:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """The request was read, and nothing comes back."""
+    """The request is read and not answered."""
 
 
 @contextlib.contextmanager

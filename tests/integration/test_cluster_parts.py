@@ -1,4 +1,4 @@
-"""The parts of a local cluster, without a cluster: ports, waiting, and processes that do not come up."""
+"""The parts of a local cluster, without a cluster: ports, waiting, and processes that do not start."""
 
 from __future__ import annotations
 

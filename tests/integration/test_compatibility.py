@@ -76,7 +76,7 @@ def agreed(cluster: LocalCluster, writes: list[dict[str, Any]]) -> Shown | None:
 
 
 def check_grown(grown: Shown, expected: Shown) -> None:
-    """Every old message has its version, content and time, and a new one is behind it."""
+    """Every old message has its version, content and time, and a new one follows it."""
     assert grown["writes"] == expected["writes"]
     for name, queue in expected["queues"].items():
         lanes = grown["queues"][name]["lanes"]

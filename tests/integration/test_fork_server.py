@@ -73,7 +73,7 @@ def test_children_end_with_their_fork_server(tmp_path: Path) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """An orphan that ended is a zombie until somebody takes notice of it."""
+    """An orphan that ended is a zombie until it is reaped."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 

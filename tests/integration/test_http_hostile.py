@@ -1,4 +1,4 @@
-"""Bad clients against a live peer: each gets a clear answer or a closed connection, and the peer goes on as before."""
+"""Bad clients against a live peer: each gets a clear answer or a closed connection, and the peer is not affected."""
 
 from __future__ import annotations
 

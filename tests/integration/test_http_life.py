@@ -1,4 +1,4 @@
-"""A message's life as peers tell it: who stored it, whether it is committed and visible, who has read it."""
+"""The trace of a message as peers report it: who stored it, whether it is committed and visible, who has read it."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def memories(batches: Sequence[ReadBatch]) -> set[type]:
 
 
 def asked(beside: Beside, name: str, *, source: str = "127.0.0.1") -> tuple[str, bytes]:
-    """The type and the body of a peer's answer to a reader at an address who would rather have places."""
+    """The type and the body of a peer's answer to a reader at an address that prefers places."""
     address = urlsplit(beside.address)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, source_address=(source, 0), timeout=60)
     try:

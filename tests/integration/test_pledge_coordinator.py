@@ -389,7 +389,7 @@ def test_two_coordinators_share_a_store_and_a_paused_one_drops_its_result() -> N
 
 @pytest.mark.parametrize("how", ["silent", "refusing"])
 def test_point_5_thousands_stuck_behind_a_dead_endpoint_stop_nobody_and_go_out_when_it_returns(how: str) -> None:
-    """How long others take meanwhile is a matter of virtual time (tests/unit/pledge/test_pledge_crowds.py), and of
+    """The delay of other pledges is tested in virtual time (tests/unit/pledge/test_pledge_crowds.py), and of
     `python -m benchmarks pledges stuck`."""
 
     async def go() -> None:

@@ -49,7 +49,7 @@ def coordinator(cluster: LocalCluster, gid: str, *, at: int) -> int:
 
 
 def delivered(cluster: LocalCluster, number: int) -> Counter[str]:
-    """How often each gid stands in the queue."""
+    """How often each gid is in the queue."""
     found: Counter[str] = Counter()
     for lane in range(3):
         after = 0
@@ -146,7 +146,7 @@ def _all_arrived(cluster: LocalCluster, gids: list[str]) -> bool:
 
 
 def test_a_peer_that_has_not_learned_the_queues_calls_none_unknown(cluster: LocalCluster) -> None:
-    """It would be believed: the service would roll back, and look for a mistake of its own."""
+    """The service would trust a wrong answer and roll back."""
     for number in (1, 2, 3):
         cluster.kill(number)
     cluster.restart(1, ready=False)

@@ -1,4 +1,4 @@
-"""The proxy between peers: who dials is learned from the Hello; bytes are held, cut and slowed, and never changed."""
+"""The proxy between peers: the dialling peer is known from its Hello; bytes are held, cut and slowed, never changed."""
 
 from __future__ import annotations
 

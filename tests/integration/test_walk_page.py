@@ -1,4 +1,4 @@
-"""The walk in docs/architecture.md is the one that a message takes now."""
+"""The walk in docs/architecture.md is the present path of a message."""
 
 from __future__ import annotations
 

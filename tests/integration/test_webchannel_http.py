@@ -362,7 +362,7 @@ def test_arrays_of_a_lost_back_channel_are_resent_on_the_next() -> None:
 
 
 def test_a_sender_that_respects_full_is_bounded_and_delivers_everything() -> None:
-    """4 MiB are kept for a client that is not there; when it comes, 32 MiB pass without more ever being kept."""
+    """4 MiB are buffered for an absent client; when it connects, 32 MiB pass without a larger buffer."""
 
     async def test(peer: Peer) -> None:
         sid = await peer.open()

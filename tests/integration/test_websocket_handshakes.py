@@ -1,4 +1,4 @@
-"""How WebSockets come about, and the errors of those that do not."""
+"""WebSocket handshakes that succeed, and the errors of those that fail."""
 
 from __future__ import annotations
 

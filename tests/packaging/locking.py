@@ -1,4 +1,4 @@
-"""deploy/lock.py as a module: it is a program beside the package, not a part of it."""
+"""deploy/lock.py as a module: it is a program outside the package."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
 def environment(name: str) -> dict[str, str]:
-    """As compose gives it to a container, with nothing set by who calls it."""
+    """The container's environment from the compose file, without variables of the caller."""
     given = COMPOSE["services"][name]["environment"]
     return {key: VARIABLE.sub(lambda found: found[2], value) for key, value in given.items()}
 

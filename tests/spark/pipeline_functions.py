@@ -1,4 +1,4 @@
-"""Functions that pipelines of the tests name, as an application would have them beside its files."""
+"""Functions that the tests' pipelines name, as an application would have them in the folder of its files."""
 
 from __future__ import annotations
 

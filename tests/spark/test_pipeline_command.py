@@ -1,4 +1,4 @@
-"""`avow pipeline` as a person runs it: exit codes, signals, output, files left behind."""
+"""`avow pipeline` on the command line: exit codes, signals, output, files left behind."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def client() -> Iterator[BlockingClient]:
 
 
 class Job:
-    """One job that writes to a queue of its own. `rows` have the keys 0, 1, 2, ... and go to both lanes."""
+    """One job that writes to its own queue. `rows` have the keys 0, 1, 2, ... and go to both lanes."""
 
     def __init__(self, client: BlockingClient, queue: str, *, name: str = "stream:q:1", deadline_s: float = 60) -> None:
         self.client, self.queue, self.name = client, queue, name

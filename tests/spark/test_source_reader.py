@@ -1,4 +1,4 @@
-"""The source's readers against real peers, without a JVM: offsets, restarts, lanes that come and go, lost versions."""
+"""The source's readers against real peers, without a JVM: offsets, restarts, new and ended lanes, lost versions."""
 
 from __future__ import annotations
 

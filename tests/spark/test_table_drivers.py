@@ -1,4 +1,4 @@
-"""Drivers that commit batch after batch and are killed with -9 at any moment, whatever the table. No JVM takes part."""
+"""Drivers that commit batch after batch and are killed with -9 at any moment, for every table. No JVM is used."""
 
 from __future__ import annotations
 

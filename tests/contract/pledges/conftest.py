@@ -1,4 +1,4 @@
-"""Every test that takes `place` runs once for each store."""
+"""Every test with the parameter `place` runs once for each store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases and fences: who works on a pledge, and that one who was paused cannot undo what another did."""
+"""Leases and fences: one coordinator works on a pledge, and a paused one cannot undo the work of another."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Service(Branches):
 
 @asynccontextmanager
 async def coordinators(place: Place, service: Service, *, count: int = 1) -> AsyncIterator[list[Coordinator]]:
-    """Whose back-off is an hour, so that nothing comes by itself."""
+    """Its back-off is an hour, so that nothing is retried by itself."""
     settings = PledgeSettings(retry_interval_s=HOUR_S, backoff_max_s=HOUR_S, timeout_to_fail_s=0.05)
     async with AsyncExitStack() as stack:
         made = []

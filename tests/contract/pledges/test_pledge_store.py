@@ -185,7 +185,7 @@ def test_a_swap_keeps_the_lease_unless_it_releases_it(place: Place) -> None:
 
 
 def test_64_tasks_that_count_on_one_pledge_lose_no_update(place: Place) -> None:
-    """Each adds one, by comparing and swapping, as often as it takes. Two coordinators share the store."""
+    """Each adds one with compare and swap, repeated until it succeeds. Two coordinators share the store."""
 
     async def add_one(store: PledgeStore) -> None:
         while True:

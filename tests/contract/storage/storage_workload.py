@@ -173,7 +173,7 @@ class RecordedBench:
 
 
 class DiskBench:
-    """The real thing, with its threads. Cutting the power is not possible here; a restart stands in for it."""
+    """The shipped store with its threads. A power cut is not possible here; a restart replaces it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""The barrier stands alone: it runs inside other people's services, with the libraries that they have."""
+"""The barrier's imports: it runs inside users' services, with the libraries that they have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def test_a_service_needs_only_the_libraries_that_it_uses() -> None:
-    """In a process of its own: the barrier on sqlite3 imports the standard library and the errors."""
+    """In a separate process: the barrier on sqlite3 imports the standard library and the errors."""
     script = (
         "import sys, sqlite3\n"
         "from avow.barrier import schema, sql, web\n"

@@ -1,4 +1,4 @@
-"""Two cores with a perfect socket between them, moved by hand."""
+"""Two cores with a perfect socket between them, driven by the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single lanes of a two-phase queue, moved by hand: what the tests of this folder share."""
+"""Single lanes of a two-phase queue without IO, for the tests of this folder."""
 
 from __future__ import annotations
 

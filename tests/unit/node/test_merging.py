@@ -34,7 +34,7 @@ def busy() -> QueueLane:
 
 
 def land(peer: QueueLane) -> None:
-    """The sync under way is over."""
+    """Finishes the sync in flight."""
     peer.persisted(PROOF)
 
 

@@ -1,4 +1,4 @@
-"""Three nodes and more, in one process: queues come and go, members come and go, everything is read on every peer."""
+"""Three nodes and more in one process: queues and members are added and removed, everything is read on every peer."""
 
 from random import Random
 

@@ -20,7 +20,7 @@ from avow.wire.messages import Kind, Ready
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_oldest_writes_of_a_turn_are_taken_first(seed: int) -> None:
-    """Earlier entries are under way; they are stored, and there is room again, before the turn is drained."""
+    """Earlier entries are in flight; they are stored, which makes room, before the turn is drained."""
     rng = Random(seed)
     lane = coordinating()
     under_way = rng.randrange(1, 5)

@@ -255,7 +255,7 @@ class Run:
         return list(self.bank.effects)
 
     def check_order(self, gid: str) -> None:
-        """First deliveries come in the order of the steps, whatever is repeated."""
+        """First deliveries are in the order of the steps, whatever is repeated."""
         firsts = list(dict.fromkeys(self.bank.order.get(gid, [])))
         assert firsts == sorted(firsts)
 

@@ -12,7 +12,7 @@ TIMEOUT_S = 20.0
 
 
 class Held:
-    """Performs a group when it is let go."""
+    """Performs a group when the test releases it."""
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []
@@ -41,7 +41,7 @@ async def _begun(desk: Held) -> None:
 
 
 def _run(first: range, meanwhile: range) -> list[list[int]]:
-    """Groups, when `first` ask again at once for numbers from 100 on, and `meanwhile` while they are performed."""
+    """Groups, if callers in `first` submit again at once (numbers from 100) and `meanwhile` arrive during a group."""
     desk = Held()
 
     async def main() -> None:

@@ -17,7 +17,7 @@ TIMEOUT_S = 20.0
 
 
 class Desk:
-    """Performs by hand: a group waits until it is let go."""
+    """A group waits until the test releases it."""
 
     def __init__(self) -> None:
         self.groups: list[list[int]] = []

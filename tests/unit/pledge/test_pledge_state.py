@@ -46,7 +46,7 @@ def answer(index: int, result: Any, *, text: str = "why") -> CallResult:
 
 
 def ask(request: Request, progress: Progress) -> Progress:
-    """The function behind a request, for a gid that is known."""
+    """The function for a request, for a known gid."""
     known = content()
     if request == "prepare":
         return replace(progress, status=state.move("g", progress.status, "prepare"))

@@ -20,7 +20,7 @@ JITTER = st.floats(0, 1, exclude_max=True)
 
 
 class PledgeMachine(RuleBasedStateMachine):
-    """`called` are calls whose answers have not come; they may come in any status, much later."""
+    """`called`: calls without an answer yet; it may arrive in any status, much later."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def test_a_restart_loses_nothing() -> None:
 
 
 class Pausing(MemoryStore):
-    """A coordinator over it can be stopped for a while from changing anything, as a paused process is."""
+    """A coordinator over it can be kept from changing anything for some time, like a paused process."""
 
     def __init__(self, shared: MemoryStore) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ async def _called_so_often(services: Services, count: int) -> bool:
 
 
 class Failing(MemoryStore):
-    """Fails as a database does that is away for a while."""
+    """Fails like a database that is unreachable for some time."""
 
     away = False
 

@@ -1,4 +1,4 @@
-"""Entries for tests of the queue package: built by hand, or drawn at random from a small alphabet.
+"""Entries for tests of the queue package: built explicitly, or drawn at random from a small alphabet.
 
 The alphabet is small on purpose: with five write ids, three transactions and windows of two or three, a random sequence
 of thirty entries meets duplicates, evictions, refusals and late commands many times over.

@@ -136,7 +136,7 @@ class World:
             view.apply(entry)
 
     def read(self, number: int, lane: int, count: int) -> None:
-        """Somebody who believes that the lane is its own goes on."""
+        """A reader that believes to own the lane continues."""
         lanes = self.lanes()
         lane = lanes[lane % len(lanes)]
         believers = [reader for reader in self.readers if self.own(reader, lane) or lane in reader.holds]

@@ -260,7 +260,7 @@ def test_a_move_counts_with_the_present_epoch_and_only_in_lanes_of_its_member() 
 
 
 def test_a_reader_whose_lane_came_back_is_refused_until_it_knows() -> None:
-    """In between the lane was another's, who may have moved its cursor."""
+    """In between the lane belonged to another reader, which may have moved its cursor."""
     state = pub_sub()
     apply(state, joins("b", 1), joins("a", 2), leaves("a", 2))
     assert codes(apply(state, moves(2, 5, epoch=5, member="b"), moves(2, 5, epoch=7, member="b"))) == ["FENCED", ""]

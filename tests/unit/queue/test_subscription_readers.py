@@ -94,7 +94,7 @@ class MovesTakeOver(TwoPhaseWorld):
 
 
 class KeptByName(PubSubWorld):
-    """A reader that finds its lane its own goes on with it, whatever happened since it looked last."""
+    """A reader that finds its lane still assigned to it continues, whatever happened since its last look."""
 
     def keeps(self, hold: Hold, present: Subscription, lane: int) -> bool:
         return reader_of(hold.seen, lane) == reader_of(present, lane)

@@ -1,4 +1,4 @@
-"""A few pub-sub cores joined by hand: a network that is a list, disks that are dictionaries, one clock.
+"""A few pub-sub cores without IO: a network that is a list, disks that are dictionaries, one clock.
 
 The metadata lane is one list of committed facts; every peer reads it in order and at its own pace. Nothing happens by
 itself: tests deliver messages, sync disks and move the clock. `settle_down` does all of it until nothing is left to do.
@@ -54,7 +54,7 @@ class Disk:
             lane.stamped = effect.stamped
 
     def images(self) -> dict[int, LaneImage]:
-        """As a start finds them. Damage is found again at every start until the bytes are written anew."""
+        """As a start finds them. Damage is found again at every start until the bytes are rewritten."""
         return {
             number: LaneImage(
                 stamped=lane.stamped,
@@ -122,7 +122,7 @@ class Cluster:
     # ------------------------------------------------------------------ peers
 
     def start(self, number: int) -> None:
-        """A new run: next incarnation, what the disk holds, the facts so far, and a lane of its own."""
+        """A new run: next incarnation, the disk's contents, the facts so far, and a new lane."""
         peer = self.peers[number]
         peer.disk.incarnation += 1
         peer.core = PubSubCore(
@@ -256,7 +256,7 @@ class Cluster:
             self.collect(target)
 
     def deliver_all(self, where: Callable[[int, int, Message], bool] = lambda *_: True) -> None:
-        """Until nothing that `where` accepts is under way. The rest stays."""
+        """Until nothing that `where` accepts is in flight. The rest stays."""
         while True:
             index = next((i for i, m in enumerate(self.network) if where(*m)), None)
             if index is None:

@@ -1,4 +1,4 @@
-"""Ending lanes: fence, refill, decide, adopt; and everything that can come in between."""
+"""Ending lanes: fence, refill, decide, adopt; and all events that can occur in between."""
 
 from __future__ import annotations
 

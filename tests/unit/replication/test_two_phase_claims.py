@@ -1,4 +1,4 @@
-"""Claims and membership of the two-phase core, by hand."""
+"""Claims and membership of the two-phase core."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_claim_is_abandoned_when_the_donor_holds_less_than_it_promised() -> No
 
 
 def test_a_snapshot_for_an_abandoned_claim_gives_no_stamp() -> None:
-    """Found by a simulated seed: the donor's answer came after a Nack and passed for a coordinator's."""
+    """Found by a simulated seed: the donor's answer came after a Nack and was mistaken for a coordinator's."""
     claimer = claiming()
     ballot = claimer.promised
     claimer.receive(2, Promise(ballot, B1, 9, 0), 1.0)

@@ -1,4 +1,4 @@
-"""The two-phase core by hand: single peers and single messages. Whole courses of events are in tests/scenarios."""
+"""The two-phase core: single peers and single messages. Longer sequences are in tests/scenarios."""
 
 from __future__ import annotations
 

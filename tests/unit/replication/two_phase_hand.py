@@ -1,4 +1,4 @@
-"""Single peers of the two-phase core, moved by hand: what the tests of this folder share."""
+"""Single peers of the two-phase core without IO, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sent_by(peer: TwoPhaseCore, kind: type) -> list[Message]:
 
 
 def coordinator(*, log: tuple[Entry, ...] = (), read: Read | None = None, tuning: Tuning | None = None) -> TwoPhaseCore:
-    """Peer 1 of three, coordinating with a take-over log of its own, all synced."""
+    """Peer 1 of three, coordinating with its take-over log, all synced."""
     image = LaneImage(stamped=0, snapshot=Snapshot(0, 0, VOTERS, (), b""), entries=list(log))
     peer = core(image=image, read=read, tuning=tuning)
     peer.tick(1.0)

@@ -185,7 +185,7 @@ def test_garbage_is_malformed_and_nothing_else(garbage: bytes) -> None:
 def test_signed_garbage_in_a_batch_is_malformed_and_nothing_else(
     garbage: bytes, count: int, record: bytearray, at: int
 ) -> None:
-    """With true checksums every check behind them is reached."""
+    """With correct checksums every later check is reached."""
     for body in (garbage, bytes(record[80:at]) + garbage, bytes(record[80:at]) + garbage + bytes(record[at:])):
         damaged = with_body(record, body)
         pack_into("<I", damaged, 28, count)

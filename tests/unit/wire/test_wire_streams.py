@@ -1,4 +1,4 @@
-"""The decoder: how a stream was cut into pieces must not show in the frames it gives."""
+"""The decoder: its frames must not depend on how the stream was cut into pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values say who wrote them; rows come back from their file as they were."""
+"""Values name their writer; rows are read back from their file unchanged."""
 
 from __future__ import annotations
 

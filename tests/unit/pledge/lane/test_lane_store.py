@@ -1,4 +1,4 @@
-"""Pledges in a cluster of three nodes: the store, its claims, its lanes' length, and what a death leaves behind."""
+"""Pledges in a cluster of three nodes: the store, its claims, its lanes' length, and the state after a crash."""
 
 from __future__ import annotations
 

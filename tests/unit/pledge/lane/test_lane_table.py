@@ -216,7 +216,7 @@ def _one_step(random: Random, lane: Lane, gids: list[str]) -> None:
 
 
 def _compact(random: Random, lane: Lane) -> int:
-    """Puts are taken at one moment and written a little later; swaps may come in between, forgetting may not."""
+    """Puts are collected first and written a little later; swaps may happen in between, forgetting may not."""
     cut = lane.table.applied
     for _ in range(8):
         puts = [put_of(lane.table.pledges[gid]) for gid in lane.table.below(cut)]

@@ -91,7 +91,7 @@ class BenchPeer:
 
 
 class Road(Network):
-    """Sockets to one peer. `gone`: it is dead, and dialling it takes a moment to find out."""
+    """Sockets to one peer. `gone`: it is dead, which a dial detects after a moment."""
 
     gone = False
 

@@ -25,7 +25,7 @@ LANES = 3
 
 
 class Member(Reading):
-    """Deals with what it gets at once, and comes back whenever its channel is over."""
+    """Processes messages at once, and reconnects whenever its channel ends."""
 
     def __init__(self, bench: Bench, name: str, rng: Random) -> None:
         super().__init__(acks=False)
@@ -49,7 +49,7 @@ class Member(Reading):
         self.since = []
 
     def deal_with(self) -> None:
-        """A few groups, from the oldest on, and a barrier behind them."""
+        """Commits the oldest few groups, then sends a barrier."""
         count = self.rng.randrange(4)
         done, self.groups = self.groups[:count], self.groups[count:]
         if not done or self.channel.ended:

@@ -1,4 +1,4 @@
-"""A listener and its connections without sockets: bytes go in by hand, time stands still until it is moved."""
+"""A listener and its connections without sockets: tests pass in the bytes and advance the time."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def opened(
 
 
 def unchunked(sent: bytes | bytearray) -> tuple[bytes, bytes, bytes]:
-    """(head, body, what came behind it) of a chunked answer, which must be whole."""
+    """(head, body, remaining bytes) of a chunked answer, which must be complete."""
     head, _, rest = bytes(sent).partition(b"\r\n\r\n")
     assert b"transfer-encoding: chunked" in head
     body = b""
