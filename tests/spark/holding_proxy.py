@@ -27,7 +27,8 @@ class HoldingProxy:
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
         self._text, self._what, self._after = b"", "request", 0
-        self.held = threading.Event()
+        self.held, self.passed = threading.Event(), threading.Event()
+        self._released = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -39,7 +40,16 @@ class HoldingProxy:
         self.held.clear()
 
     def let_go(self) -> None:
+        """Hold nothing more. What is held stays where it is."""
         self._text = b""
+
+    def release(self) -> None:
+        """Pass on what is held; `passed` is set once that was sent."""
+        self._text = b""
+        self._thread.run(self._release())
+
+    async def _release(self) -> None:
+        self._released.set()
 
     def __enter__(self) -> HoldingProxy:
         self._thread.run(self._start())
@@ -87,7 +97,11 @@ class HoldingProxy:
             if self._stops(data):
                 if self._what == "request":
                     self.held.set()
-                    await asyncio.Event().wait()
+                    await self._released.wait()
+                    forth.write(data)
+                    await forth.drain()
+                    self.passed.set()
+                    continue
                 holding.set()
             forth.write(data)
             await forth.drain()

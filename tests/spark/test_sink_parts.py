@@ -3,16 +3,19 @@ way Spark calls them, in every order in which it may."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from tests.spark.holding_proxy import HOST, HoldingProxy
 
 from avow.client.blocking import BlockingClient, connect_blocking
 from avow.errors import Incomplete, InvalidRequest, UnknownQueue, UnknownTransaction
 from avow.queue.key_to_lane import lane_for
 from avow.spark.sink.options import SinkOptions
-from avow.spark.sink.writers import Staged, discard, publish, stage
+from avow.spark.sink.routing import Part
+from avow.spark.sink.writers import Staged, Staging, discard, publish, stage
 from avow.testing.cluster import LocalCluster, wait_until
 
 
@@ -142,6 +145,34 @@ def test_an_attempt_that_fails_discards_its_rows(client: BlockingClient) -> None
         stage(interrupted(), options=job.options, name=job.name)
     with pytest.raises(UnknownTransaction):
         job.commit(Staged(job.name, 5, {"failed": {lane_for(b"k", 2): 1}}))
+
+
+def test_a_failed_attempt_is_discarded_after_its_writes_in_flight_were_answered() -> None:
+    """Otherwise the peer could take such a write after the discard, and keep it until it expires."""
+    with (
+        LocalCluster(1, settings={"advertise": HOST}) as cluster,
+        HoldingProxy(port=int(cluster.api(1).rpartition(":")[2])) as proxy,
+        connect_blocking(proxy.url) as client,
+    ):
+        client.create_queue("slow")
+        options = SinkOptions(servers=proxy.url, topic="slow")
+        staging = Staging(options, name="stream:q:1", part=5)
+        assert staging.lanes_of("slow") == 1
+        proxy.hold("/messages?lane=", what="request")
+        staging.put(Part("slow", 0, rows(1, 2)))
+        assert proxy.held.wait(60)
+        release = threading.Timer(0.3, proxy.release)
+        release.start()
+        failure = RuntimeError("the task's own input failed")
+        staging.discard(failure)
+        staging.close()
+        release.join()
+        assert proxy.passed.is_set()
+        assert not hasattr(failure, "__notes__")
+        for _ in range(20):  # each of them would find the write
+            client.queue("slow").enqueue(b"another")
+            with pytest.raises(UnknownTransaction):
+                publish([Staged("stream:q:1", 5, {"slow": {0: 1}})], options=options)
 
 
 def test_messages_of_a_lane_keep_the_order_of_the_rows(client: BlockingClient) -> None:

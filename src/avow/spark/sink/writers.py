@@ -272,8 +272,9 @@ class Staging:
             error.add_note(f"the rows staged by this attempt could not be discarded; they will expire: {refusal}")
 
     async def _discard(self) -> None:
-        await self._stop()
+        """First wait for the writes in flight: one that a peer took after the discard would stay until it expires."""
         async with asyncio.timeout(DISCARD_TIMEOUT_S):
+            await asyncio.gather(*self._last.values(), return_exceptions=True)
             for transaction in self._transactions.values():
                 with suppress(AlreadyDecided):
                     lanes = {lane for topic, lane in self._last if self._transactions[topic] is transaction}
