@@ -1,6 +1,7 @@
 """A proxy between a WebChannel client and its server that breaks what it carries, as networks and servers do.
 
-It looks at each request for a session and decides, from a seed, whether and how that one fails:
+It looks at each request for a session and decides, from a seed, whether and how that one fails. In each direction every
+kind comes before one comes again:
 
     lost        the connection is reset before the request goes on
     unanswered  the request is carried out, the connection reset instead of an answer
@@ -54,6 +55,7 @@ class FaultProxy:
         self._runs: Counter[tuple[str, str]] = Counter()  # failures in a row, by session and direction
         self._serving: set[asyncio.Task[None]] = set()
         self._directions: Counter[str] = Counter()
+        self._decks: dict[str, list[str]] = {"up": [], "down": []}  # the kinds still to come
         self._posts = self._post_passed = 0
         self.faults: Counter[str] = Counter()
         self.overtaken = 0  # POSTs that went on after a later one
@@ -151,7 +153,10 @@ class FaultProxy:
             return self._count(doom, direction)
         if self._runs[sid, direction] >= RUN_MAX or self._directions[direction] >= self._due():
             return "pass"
-        fault = self._random.choice(kinds)
+        deck = self._decks[direction]
+        if not deck:
+            deck += self._random.sample(kinds, len(kinds))
+        fault = deck.pop()
         if fault == "withheld" and self.faults["withheld"] >= WITHHELD_MAX:
             fault = "lost"
         if fault not in ("pass", "twice"):
