@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
-from typing import Final
+from typing import Final, cast
 
 import typer
 
 from avow.cli.output import REFUSED, report
-from avow.errors import AvowError, NotInstalled
+from avow.errors import AvowError, InvalidRequest, NotInstalled
 
 ABOUT: Final = """Avow carries a message from a database commit to a Spark table exactly once.
 
@@ -45,10 +45,10 @@ def app_of(names: Iterable[str] | None = None) -> typer.Typer:
     for name in (*COMMANDS, *NOUNS, *_plugged()) if names is None else names:
         try:
             _add(app, name)
-        except NotInstalled as missing:  # the other commands still work
-            app.command(name, help=f"Not installed: pip install 'avow[{missing.extra}]'.", context_settings=ACCEPT_ALL)(
-                _refusing(missing)
-            )
+        except (NotInstalled, InvalidRequest) as problem:  # the other commands still work
+            extra = problem.extra if isinstance(problem, NotInstalled) else ""
+            about = f"Not installed: pip install 'avow[{extra}]'." if extra else f"Not available: {problem}."
+            app.command(name, help=about, context_settings=ACCEPT_ALL)(_refusing(problem))
     return app
 
 
@@ -58,8 +58,24 @@ def _add(app: typer.Typer, name: str) -> None:
     elif name in COMMANDS:
         app.command(name)(getattr(import_module(f"avow.cli.{name}"), name))
     else:
-        (plugin,) = plugins().select(name=name)
-        app.command(name)(plugin.load())
+        app.command(name)(_load(name))
+
+
+def _load(name: str) -> Callable[..., object]:
+    """A command of another package. Raises InvalidRequest, NotInstalled."""
+    found = sorted({plugin.value: plugin for plugin in plugins().select(name=name)}.items())
+    if len(found) > 1:
+        places = " and ".join(place for place, _ in found)
+        raise InvalidRequest(
+            f"several packages provide `avow {name}` ({places}); nothing was done. Uninstall all but one"
+        )
+    ((place, plugin),) = found
+    try:
+        return cast(Callable[..., object], plugin.load())
+    except (ImportError, AttributeError) as cause:
+        raise InvalidRequest(
+            f"`avow {name}` cannot be loaded from {place} ({cause}); nothing was done. Install its package again"
+        ) from cause
 
 
 def plugins() -> EntryPoints:
@@ -71,11 +87,11 @@ def _plugged() -> list[str]:
     return sorted(plugins().names - {*COMMANDS, *NOUNS})
 
 
-def _refusing(missing: NotInstalled) -> Callable[[], None]:
-    """A command that accepts any arguments and reports what must be installed."""
+def _refusing(problem: AvowError) -> Callable[[], None]:
+    """A command that accepts any arguments and reports why it is not available."""
 
     def refuse() -> None:
-        raise missing
+        raise problem
 
     return refuse
 
