@@ -3,7 +3,7 @@
     python client_programs.py ADDRESSES QUEUE STORE FIRST LAST
 
 It sends the numbers from FIRST up to LAST, one to a turn of the loop, and says on standard output what it has sent so
-far (`sent 12`), what it knows to be in the queue (`committed 12`), and before all that when the store is settled.
+far (`sent 12`), what it knows to be in the queue (`committed 12`), and before all that when the store is resolved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def say(line: str) -> None:
 
 async def produce(addresses: str, queue: str, store: str, first: int, last: int) -> None:
     async with await avow.connect(addresses) as client, client.producer(queue, store=store) as producer:
-        say("settled")
+        say("resolved")
         for number in range(first, last):
             await producer.send(b"%d" % number)
             await asyncio.sleep(0.0005)  # a turn: it is in the store now

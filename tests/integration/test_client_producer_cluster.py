@@ -213,7 +213,7 @@ def live_and_die(cluster: LocalCluster, queue: str, store: Path, first: int, cou
 def settle(cluster: LocalCluster, queue: str, store: Path) -> None:
     with program(cluster, queue, store, 0, 0) as process:
         assert process.stdout is not None
-        assert process.stdout.read() == "settled\n"
+        assert process.stdout.read() == "resolved\n"
     assert process.returncode == 0
 
 

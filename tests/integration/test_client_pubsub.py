@@ -39,7 +39,7 @@ def everything(cluster: ScriptedCluster) -> list[bytes]:
 async def noticed(queue: Queue, lost: asyncio.Future[Done]) -> None:
     """Until the client has seen that the answer to its write is lost."""
     for _ in range(60_000):
-        if queue.statistics()[0]["settling"] or lost.done():
+        if queue.statistics()[0]["unresolved"] or lost.done():
             return
         await asyncio.sleep(0.001)
     raise AssertionError("nothing was lost")

@@ -158,7 +158,7 @@ class CallerQueue:
         return waiting
 
     def _send_now(self, value: Buffer, options: dict[str, Any], waiting: Future[Done]) -> None:
-        def settle(sent: asyncio.Future[Done]) -> None:
+        def complete(sent: asyncio.Future[Done]) -> None:
             error = sent.exception() if not sent.cancelled() else None
             if waiting.cancelled():
                 return
@@ -170,7 +170,7 @@ class CallerQueue:
                 waiting.set_result(sent.result())
 
         try:
-            self._queue.send(value, **options).add_done_callback(settle)
+            self._queue.send(value, **options).add_done_callback(complete)
         except (AvowError, TypeError) as error:
             waiting.set_exception(error)
 

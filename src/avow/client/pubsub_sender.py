@@ -247,8 +247,8 @@ class PubSubSender:
         self._timer.cancel()
 
     def statistics(self) -> dict[str, int]:
-        settling, waiting = self._writer.unclear_count, len(self.pending)
-        return {"in_flight": self._writer.in_flight_count, "settling": settling, "waiting": waiting}
+        unresolved, waiting = self._writer.unclear_count, len(self.pending)
+        return {"in_flight": self._writer.in_flight_count, "unresolved": unresolved, "waiting": waiting}
 
 
 def open_lane(answer: Answer | Lost) -> tuple[tuple[int, int] | None, AvowError | None]:

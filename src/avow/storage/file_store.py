@@ -434,7 +434,7 @@ class FileStore:
         for lane in list(self._stalled.values()):
             self._apply_lane(lane, ())
 
-    # ------------------------------------------------------------- settling
+    # ------------------------------------------------------------- checkpoints
 
     def _roll(self) -> None:
         """Continue in another log segment, and let the checkpointer free the full ones."""

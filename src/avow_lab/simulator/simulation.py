@@ -1,7 +1,7 @@
 """The run of one seed: start a cluster of nodes, inject faults, heal everything, and judge.
 
-A simulated machine runs `avow.node.Node`, with the metadata lane, housekeeping and the queues of the plan, of either
-strategy or of both. Its memories are made small, and the checkers observe it where it applies entries and shows
+A simulated machine runs `avow.node.node.Node`, with the metadata lane, housekeeping and the queues of the plan, of
+either strategy or of both. Its memories are made small, and the checkers observe it where it applies entries and shows
 messages; nothing else is replaced. A mutation replaces one of its roles (`mutations`).
 """
 

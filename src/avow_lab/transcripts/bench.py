@@ -5,7 +5,7 @@ decides what happens next: this message arrives, that one does not, this disk sy
 the bench happens by itself, with one exception that keeps transcripts short: heartbeats. They are sent when a clock
 moves, arrive at the end of the same command, and are shown only on request. Their effects are always shown.
 
-    deliver, drop, cut, isolate, heal, flight      the network
+    deliver, drop, cut, isolate, heal, in-flight   the network
     sync, crash, restart, damage                   the disks and processes
     advance, tick                                  the clocks: one for each peer, so that a peer can be left behind
     stabilize                                      deliver and sync until nothing is left to do
@@ -66,14 +66,14 @@ class Bench(ABC, Generic[R]):
         self.machines: dict[int, Machine[R]] = {}
         self.lines: list[str] = []
         self.wall_ms = 0
-        self._flying: list[tuple[int, int, Message]] = []
+        self._in_flight: list[tuple[int, int, Message]] = []
         self._beats: deque[tuple[int, int, Message]] = deque()
         self._cuts: set[tuple[int, int]] = set()
         self._quiet = self._beats_shown = False
         self.commands: dict[str, Callable[[Words], None]] = {
             "deliver": self._deliver_command,
             "drop": self._drop_command,
-            "flight": self._flight_command,
+            "in-flight": self._in_flight_command,
             "cut": self._cut_command,
             "isolate": self._isolate_command,
             "heal": self._heal_command,
@@ -143,7 +143,7 @@ class Bench(ABC, Generic[R]):
     def up(self) -> list[Machine[R]]:
         return [machine for machine in self.machines.values() if machine.replica is not None]
 
-    def settle(self, machine: Machine[R]) -> None:
+    def carry_out(self, machine: Machine[R]) -> None:
         """After every input: show what changed, then carry out the effects."""
         replica = machine.process
         self._observe(machine)
@@ -159,35 +159,35 @@ class Bench(ABC, Generic[R]):
 
     def _send(self, machine: Machine[R], sends: Iterable[tuple[int, Message]]) -> None:
         for target, message in sends:
-            flight = (machine.number, target, message)
+            sent = (machine.number, target, message)
             if isinstance(message, Heartbeat | LaneHeartbeat):
-                self._beats.append(flight)
+                self._beats.append(sent)
             elif self._reaches(machine.number, target):
-                self._flying.append(flight)
+                self._in_flight.append(sent)
             else:
-                self._lost(flight)
+                self._lost(sent)
 
     def _reaches(self, source: int, target: int) -> bool:
         return (source, target) not in self._cuts and self.machine(target).replica is not None
 
-    def _lost(self, flight: tuple[int, int, Message]) -> None:
-        self.detail(f"{flight[0]} -x {flight[1]}  {message_text(flight[2])}")
+    def _lost(self, sent: tuple[int, int, Message]) -> None:
+        self.detail(f"{sent[0]} -x {sent[1]}  {message_text(sent[2])}")
 
-    def _arrive(self, flight: tuple[int, int, Message], *, shown: bool = True) -> None:
-        source, target, message = flight
+    def _arrive(self, sent: tuple[int, int, Message], *, shown: bool = True) -> None:
+        source, target, message = sent
         if shown:
             self.detail(f"{source} -> {target}  {message_text(message)}")
         machine = self.machine(target)
         machine.process.receive(source, message, machine.clock_s)
-        self.settle(machine)
+        self.carry_out(machine)
 
     def _deliver_beats(self, awake: Iterable[int] | None = None) -> None:
         """Heartbeats arrive at once, except on cut links and at peers whose clock does not move."""
         reached = set(self.machines if awake is None else awake)
         while self._beats:
-            flight = self._beats.popleft()
-            if flight[1] in reached and self._reaches(flight[0], flight[1]):
-                self._arrive(flight, shown=self._beats_shown)
+            sent = self._beats.popleft()
+            if sent[1] in reached and self._reaches(sent[0], sent[1]):
+                self._arrive(sent, shown=self._beats_shown)
 
     # ------------------------------------------------------------------ the network
 
@@ -195,41 +195,41 @@ class Bench(ABC, Generic[R]):
         """Messages in flight that match from=, to= and kind=; with `one`, the first of them."""
         sources, targets, kind = words.integers("from"), words.integers("to"), words.option("kind")
         found = [
-            flight
-            for flight in self._flying
-            if (not sources or flight[0] in sources)
-            and (not targets or flight[1] in targets)
-            and (not kind or type(flight[2]).__name__ == kind)
+            sent
+            for sent in self._in_flight
+            if (not sources or sent[0] in sources)
+            and (not targets or sent[1] in targets)
+            and (not kind or type(sent[2]).__name__ == kind)
         ]
         return found[:1] if words.flag("one") else found
 
-    def _take_off(self, flights: list[tuple[int, int, Message]]) -> None:
-        chosen = {id(flight) for flight in flights}
-        self._flying = [flight for flight in self._flying if id(flight) not in chosen]
+    def _take(self, chosen_messages: list[tuple[int, int, Message]]) -> None:
+        chosen = {id(sent) for sent in chosen_messages}
+        self._in_flight = [sent for sent in self._in_flight if id(sent) not in chosen]
 
     def _deliver_command(self, words: Words) -> None:
         """Messages in flight now, in the order of sending. Their effects are in flight afterwards."""
         words.flag("all")
-        flights = self._chosen(words)
-        self._take_off(flights)
-        for flight in flights:
-            self._arrive(flight)
-        if not flights:
+        chosen_messages = self._chosen(words)
+        self._take(chosen_messages)
+        for sent in chosen_messages:
+            self._arrive(sent)
+        if not chosen_messages:
             self.say("nothing is in flight")
 
     def _drop_command(self, words: Words) -> None:
         words.flag("all")
-        flights = self._chosen(words)
-        self._take_off(flights)
-        for flight in flights:
-            self._lost(flight)
-        if not flights:
+        chosen_messages = self._chosen(words)
+        self._take(chosen_messages)
+        for sent in chosen_messages:
+            self._lost(sent)
+        if not chosen_messages:
             self.say("nothing is in flight")
 
-    def _flight_command(self, _words: Words) -> None:
-        for source, target, message in self._flying:
+    def _in_flight_command(self, _words: Words) -> None:
+        for source, target, message in self._in_flight:
             self.say(f"{source} .. {target}  {message_text(message)}")
-        if not self._flying:
+        if not self._in_flight:
             self.say("nothing is in flight")
 
     def _cut_command(self, words: Words) -> None:
@@ -245,10 +245,10 @@ class Bench(ABC, Generic[R]):
 
     def _cut(self, pairs: set[tuple[int, int]]) -> None:
         self._cuts |= pairs
-        lost = [flight for flight in self._flying if flight[:2] in pairs]
-        self._take_off(lost)
-        for flight in lost:
-            self._lost(flight)
+        lost = [sent for sent in self._in_flight if sent[:2] in pairs]
+        self._take(lost)
+        for sent in lost:
+            self._lost(sent)
 
     def _heal_command(self, words: Words) -> None:
         """Every link, or those of one peer."""
@@ -270,7 +270,7 @@ class Bench(ABC, Generic[R]):
             return False
         machine.unsynced = []
         machine.store.sync()
-        self.settle(machine)
+        self.carry_out(machine)
         return True
 
     def _crash_command(self, words: Words) -> None:
@@ -304,10 +304,10 @@ class Bench(ABC, Generic[R]):
     def _forget_links(self, machine: Machine[R], *, incoming: bool) -> None:
         """A connection ends with either process: messages in flight to it are lost, those it had sent are not."""
         end = 1 if incoming else 0
-        lost = [flight for flight in self._flying if flight[end] == machine.number]
-        self._take_off(lost)
-        for flight in lost:
-            self._lost(flight)
+        lost = [sent for sent in self._in_flight if sent[end] == machine.number]
+        self._take(lost)
+        for sent in lost:
+            self._lost(sent)
 
     def _restart_command(self, words: Words) -> None:
         machine = self.machine(words.number("a peer"))
@@ -319,7 +319,7 @@ class Bench(ABC, Generic[R]):
     def _start(self, machine: Machine[R]) -> None:
         machine.replica = self._boot(machine)
         self._started(machine)
-        self.settle(machine)
+        self.carry_out(machine)
 
     def _damage_command(self, words: Words) -> None:
         machine = self.machine(words.number("a peer"))
@@ -351,7 +351,7 @@ class Bench(ABC, Generic[R]):
     def _tick(self, machine: Machine[R]) -> None:
         if machine.replica is not None:
             machine.replica.tick(machine.clock_s)
-            self.settle(machine)
+            self.carry_out(machine)
 
     def _heartbeats_command(self, words: Words) -> None:
         self._beats_shown = words.word("shown or hidden") == "shown"
@@ -364,11 +364,11 @@ class Bench(ABC, Generic[R]):
 
     def stabilize(self, among: tuple[int, ...]) -> None:
         for _ in range(ROUNDS_MAX):
-            flights = [flight for flight in self._flying if flight[0] in among and flight[1] in among]
-            self._take_off(flights)
-            for flight in flights:
-                self._arrive(flight)
+            chosen_messages = [sent for sent in self._in_flight if sent[0] in among and sent[1] in among]
+            self._take(chosen_messages)
+            for sent in chosen_messages:
+                self._arrive(sent)
             synced = [self._sync(machine) for machine in self.up() if machine.number in among]
-            if not flights and not any(synced):
+            if not chosen_messages and not any(synced):
                 return
         raise TranscriptError(f"the peers still talk after {ROUNDS_MAX} rounds")

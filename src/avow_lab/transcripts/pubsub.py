@@ -189,7 +189,7 @@ class PubSubBench(Bench[PubSubCore]):
             else:
                 core.lane_opened(fact.lane, fact.owner, fact.run, fact.voters, machine.clock_s)
         self._facts_read[machine.number] = len(self._facts)
-        self.settle(machine)
+        self.carry_out(machine)
 
     # ------------------------------------------------------------------ clients
 
@@ -212,7 +212,7 @@ class PubSubBench(Bench[PubSubCore]):
             return
         assert core.own_lane is not None, "it has just been written to"
         self._waiting[machine.number].append(Waiting(label, core.own_lane, position))
-        self.settle(machine)
+        self.carry_out(machine)
 
     def _get_command(self, words: Words) -> None:
         core, lane = self.machine(words.number("a peer")).process, words.required("lane")
@@ -236,7 +236,7 @@ class PubSubBench(Bench[PubSubCore]):
     def _settle_command(self, words: Words) -> None:
         machine = self.machine(words.number("a peer"))
         machine.process.settle(words.required("lane"), machine.clock_s)
-        self.settle(machine)
+        self.carry_out(machine)
 
     def _new_run_command(self, words: Words) -> None:
         machine = self.machine(words.number("a peer"))
@@ -246,12 +246,12 @@ class PubSubBench(Bench[PubSubCore]):
             )
         machine.process.new_run(self._next_run(machine, machine.store.incarnation))
         self.say(f"{machine.number} begins run {machine.store.incarnation}")
-        self.settle(machine)
+        self.carry_out(machine)
 
     def _close_command(self, words: Words) -> None:
         machine = self.machine(words.number("a peer"))
         machine.process.close_own_lane()
-        self.settle(machine)
+        self.carry_out(machine)
 
     # ------------------------------------------------------------------ the table
 

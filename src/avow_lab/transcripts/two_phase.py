@@ -221,7 +221,7 @@ class TwoPhaseBench(Bench[QueueLane]):
     def _send_write(self, label: str, peer: int) -> None:
         machine = self.machine(peer)
         machine.process.write(self._ask(f"client {label}", peer), self._writes[label], machine.clock_s)
-        self.settle(machine)
+        self.carry_out(machine)
 
     def _enqueue_command(self, words: Words) -> None:
         peer, values = words.number("a peer"), words.values()
@@ -262,7 +262,7 @@ class TwoPhaseBench(Bench[QueueLane]):
                 lane.read(request, machine.clock_s)
             case _:
                 raise TranscriptError(f"`{words.line}`: there is no level {level}")
-        self.settle(machine)
+        self.carry_out(machine)
 
     def _peek_command(self, words: Words) -> None:
         found = self.machine(words.number("a peer")).process.peek(words.required("position"))
@@ -301,7 +301,7 @@ class TwoPhaseBench(Bench[QueueLane]):
             case _:
                 raise TranscriptError(f"`{words.line}`: add-learner, promote or remove")
         machine.process.change_members(self._ask(f"operator ({change} {peer})", machine.number), wanted)
-        self.settle(machine)
+        self.carry_out(machine)
 
     # ------------------------------------------------------------------ the table
 

@@ -39,7 +39,7 @@ async def lost_write(cluster: ScriptedCluster, queue: Queue, answer: Scripted = 
     cluster.peer(1).script = script_writes(answer, then="drop")
     lost = queue.send(b"1")
     await asyncio.sleep(0.001)
-    assert queue.statistics()[0]["settling"] == 1
+    assert queue.statistics()[0]["unresolved"] == 1
     return lost
 
 

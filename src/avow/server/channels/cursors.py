@@ -113,7 +113,7 @@ class Cursors(ABC):
         )
 
     @property
-    def settled(self) -> bool:
+    def all_begun(self) -> bool:
         """Every lane assigned to this channel has begun."""
         return all(cursor.begun for cursor in self._lanes.values())
 

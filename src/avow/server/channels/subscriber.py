@@ -99,7 +99,8 @@ class Membership:
             joined()
 
     @property
-    def settled(self) -> bool:
+    def applied(self) -> bool:
+        """This peer has applied the join."""
         return self._joined is None
 
     def subscription(self) -> Subscription | Replaced:
@@ -179,7 +180,7 @@ class Subscriber:
     def look(self) -> None:
         """Called when subscriptions or lanes have changed. The cursor of an ended lane is kept for its last acks."""
         self._pusher.drop_ended()
-        if self._membership.settled:
+        if self._membership.applied:
             self._follow()
         else:
             self._membership.look()
@@ -213,7 +214,7 @@ class Subscriber:
     def _announce(self) -> None:
         """Sent once, when the versions at which all its first lanes begin are known."""
         starts = self._starts
-        if starts is None or self._closing or self._channel.ended or not self._cursors.settled:
+        if starts is None or self._closing or self._channel.ended or not self._cursors.all_begun:
             return
         self._starts = None
         lanes = {str(lane): after for lane, (_, after) in sorted(starts.items())}

@@ -83,7 +83,7 @@ def test_operations_of_one_turn_of_the_loop_are_one_write_for_each_lane() -> Non
             await asyncio.gather(*[store.insert(pledge_of(f"g{number}")) for number in range(1_000)])
             assert [lane.core.log.end - before[number] for number, lane in node.lanes.items()] == [1] * 8
             assert store.statistics()["pledges"] == 1_000
-            assert store.statistics()["flights"] == 0
+            assert store.statistics()["in_flight"] == 0
 
     run(scenario)
 

@@ -261,7 +261,7 @@ class LaneReplica:
         return {
             "pledges": len(self.table.pledges),
             "topics": sum(bool(kept.topic.subscribers) for kept in self.table.topics.values()),
-            "flights": len(self._writer),
+            "in_flight": len(self._writer),
             "lanes_coordinated": int(self.due_index is not None),
             "malformed": self.table.malformed,
             **due_index,
