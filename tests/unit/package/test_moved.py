@@ -14,6 +14,8 @@ import pytest
 from avow.moved import MOVED
 
 CHANGELOG = Path(__file__).parents[3] / "CHANGELOG.md"
+MODULES_BEFORE = Path(__file__).with_name("modules_before_moves.txt")  # all that `avow` had in the earlier build
+ADVICE = re.compile(r"(?P<old>[\w.]+) does not exist any more\. Use (?P<new>[\w., ]+);")
 PACKAGES = {"avow.channel.protocol", "avow.spark.source", "avow.spark.sink"}  # some of their names moved out of them
 
 
@@ -55,6 +57,23 @@ def test_every_form_of_import_names_the_new_place(statement: str, new: str) -> N
 @pytest.mark.parametrize("old", sorted(old for old in MOVED if not is_name(old)))
 def test_the_new_place_of_a_module_exists(old: str) -> None:
     assert all(find_spec(new) is not None for new in MOVED[old].split(", "))
+
+
+def is_found_or_reported(module: str) -> bool:
+    """Whether an import finds it or raises an error that names a place that exists. Only packages are imported."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        advice = ADVICE.match(str(error))
+    if advice is None or not f"{module}.".startswith(f"{advice['old']}."):
+        return False
+    return all(find_spec(new) is not None for new in advice["new"].split(", "))
+
+
+def test_no_module_of_the_earlier_build_is_missing_without_a_new_place() -> None:
+    modules = MODULES_BEFORE.read_text().split()
+    assert len(modules) == len(set(modules)) == 501
+    assert [module for module in modules if not is_found_or_reported(module)] == []
 
 
 def test_another_module_that_is_missing_is_reported_by_python() -> None:
