@@ -22,23 +22,23 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all pages, empty for each: relative paths mean the place where the JVM was started."""
     return tmp_path_factory.mktemp("page")
 
 
 @pytest.fixture
-def page(up: Up, desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
-    monkeypatch.chdir(desk)
-    monkeypatch.syspath_prepend(desk)
+def page(up: Up, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.delenv("AVOW_TOKEN", raising=False)
     before = dict(os.environ)
-    made = Page(desk, base=up.base)
+    made = Page(folder, base=up.base)
     try:
         yield made
     finally:
         made.close()
-        wait_until(lambda: _emptied(desk), what=f"an empty {desk}")
+        wait_until(lambda: _emptied(folder), what=f"an empty {folder}")
         os.environ.clear()
         os.environ.update(before)
         with avow.connect_blocking(up.addresses) as client:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.integration.barrier_databases import Database, MariaDB, PostgreSQL, RepeatableRead, SQLite, SQLiteWal
-from tests.integration.pledge_bank import bank, checkback, client, desk, service
+from tests.integration.pledge_bank import bank, checkback, client, coordinator, service
 
 __all__ = [
     "bank",
     "checkback",
     "client",
-    "desk",
+    "coordinator",
     "service",
 ]
 

@@ -102,7 +102,7 @@ class Reading:
         self.events: list[dict[str, Any]] = []
         self.commits: list[int] = []
         self.ended: list[ChannelFailed | None] = []
-        self.size = 0
+        self.received = self.size = 0  # channel messages, and their bytes
         self.channel: Channel
 
     def begin(self, channel: Channel) -> None:
@@ -111,6 +111,7 @@ class Reading:
 
     def _messages(self, values: list[memoryview]) -> None:
         for value in values:
+            self.received += 1
             self.size += len(value)
             if bytes(value[:8]) == b'{"lanes"':
                 self.lanes = json.loads(bytes(value))["lanes"]

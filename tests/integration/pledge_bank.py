@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
-from tests.integration.pledge_desk import Desk, Service, served
+from tests.integration.scripted_coordinator import ScriptedCoordinator, Service, served
 
 from avow import connect_blocking
 from avow.barrier import sqlalchemy
@@ -55,14 +55,14 @@ def service(bank: Bank) -> Iterator[Service]:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    with Desk() as desk:
-        yield desk
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    with ScriptedCoordinator() as coordinator:
+        yield coordinator
 
 
 @pytest.fixture
-def client(desk: Desk) -> Iterator[BlockingClient]:
-    with connect_blocking(desk.url, timeout_s=3.0) as client:
+def client(coordinator: ScriptedCoordinator) -> Iterator[BlockingClient]:
+    with connect_blocking(coordinator.url, timeout_s=3.0) as client:
         yield client
 
 
@@ -90,6 +90,6 @@ def delivered_once(service: Service, gid: str) -> bool:
     return [call["gid"] for call in service.calls] == [gid]
 
 
-def status_of(desk: Desk, gid: str) -> str:
-    found = desk.pledge(gid)
+def status_of(coordinator: ScriptedCoordinator, gid: str) -> str:
+    found = coordinator.pledge(gid)
     return found.status if found else ""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import uvloop
 from tests.scripted_cluster import ScriptedCluster
+from tests.virtual_loop import run_virtual
 
 import avow
 from avow.client.client import Client
@@ -16,8 +17,15 @@ Work = Callable[[ScriptedCluster, Client], Awaitable[None]]
 
 
 def run(
-    work: Work, *, lanes: int = 1, pubsub: bool = False, timeout_s: float = 60.0, cluster: ScriptedCluster | None = None
+    work: Work,
+    *,
+    lanes: int = 1,
+    pubsub: bool = False,
+    timeout_s: float = 60.0,
+    cluster: ScriptedCluster | None = None,
+    virtual: bool = False,
 ) -> ScriptedCluster:
+    """`virtual`: on a virtual clock and a network in memory, for what happens at a deadline."""
     peers = cluster or ScriptedCluster(3)
 
     async def go() -> None:
@@ -28,7 +36,7 @@ def run(
         async with peers, await avow.connect(peers.addresses, timeout_s=timeout_s) as client:
             await work(peers, client)
 
-    uvloop.run(go())
+    (run_virtual if virtual else uvloop.run)(go())
     return peers
 
 

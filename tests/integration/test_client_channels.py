@@ -143,18 +143,30 @@ def test_a_subscriber_that_does_not_commit_holds_no_more_than_the_limit(cluster:
             await client.queue(queue).enqueue_many([bytes(10_000)] * 200)
         async with client.subscribe(queue, "s") as batches:
             held: list[ReadBatch] = []
-            while True:
-                try:
-                    held.append(await asyncio.wait_for(anext(batches), 1.0))
-                except TimeoutError:
-                    break
+            coming = asyncio.ensure_future(anext(batches))
+
+            async def take(*, within_s: float) -> bool:
+                nonlocal coming
+                if not (await asyncio.wait((coming,), timeout=within_s))[0]:
+                    return False
+                held.append(coming.result())
+                coming = asyncio.ensure_future(anext(batches))
+                return True
+
+            while sum(map(len, held)) <= 400:
+                assert await take(within_s=60.0)
+            await until(lambda: sum(metric(cluster, at, "avow_channels_suspended") for at in cluster.founders) == 1)
+            while await take(within_s=1.0):
+                pass
             taken = sum(map(len, held))
-            assert 400 < taken < 1_800, "8 MiB of 40 are out, and a little more"
+            assert taken < 1_800, "8 MiB of 40 are out, and a little more"
             while taken < 4_000:
                 await held[-1].commit()
-                batch = await asyncio.wait_for(anext(batches), 60)
-                taken += len(batch)
-                held = [batch]
+                held.clear()
+                assert await take(within_s=60.0)
+                taken += len(held[0])
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
     run(cluster, work)
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 from tests.integration.barrier_databases import wait_until
-from tests.integration.pledge_desk import Desk, Service, served
+from tests.integration.scripted_coordinator import ScriptedCoordinator, Service, served
 from tests.services import Server
 
 import avow
@@ -33,9 +33,9 @@ class SoldOut(Exception):
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    with Desk() as desk:
-        yield desk
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    with ScriptedCoordinator() as coordinator:
+        yield coordinator
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -51,7 +51,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def bank(folder: Path, desk: Desk) -> AsyncIterator[tuple[Client, AsyncEngine, Service]]:
+async def bank(folder: Path, coordinator: ScriptedCoordinator) -> AsyncIterator[tuple[Client, AsyncEngine, Service]]:
     engine = create_async_engine(f"sqlite+aiosqlite:///{folder / 'bank.db'}", poolclass=NullPool)
     await sqlalchemy.create_table_async(engine)
     async with engine.begin() as connection:
@@ -64,7 +64,7 @@ async def bank(folder: Path, desk: Desk) -> AsyncIterator[tuple[Client, AsyncEng
         return asyncio.run_coroutine_threadsafe(answered, loop).result(10)
 
     with served(Service(asked)) as service:
-        async with await avow.connect(desk.url, timeout_s=3.0) as client:
+        async with await avow.connect(coordinator.url, timeout_s=3.0) as client:
             yield client, engine, service
     await engine.dispose()
 
@@ -74,9 +74,9 @@ async def amount(engine: AsyncEngine) -> int:
         return int((await connection.execute(text("select amount from accounts"))).scalar_one())
 
 
-def test_work_and_message_are_atomic_on_an_async_engine(tmp_path: Path, desk: Desk) -> None:
+def test_work_and_message_are_atomic_on_an_async_engine(tmp_path: Path, coordinator: ScriptedCoordinator) -> None:
     async def work() -> None:
-        async with bank(tmp_path, desk) as (client, engine, service):
+        async with bank(tmp_path, coordinator) as (client, engine, service):
             pledge = client.pledge(wait_result=True).call(service.url + "/in", {"amount": 30})
             async with pledge.transaction(engine, checkback=service.url + "/checkback") as connection:
                 await connection.execute(WITHDRAW)
@@ -88,9 +88,9 @@ def test_work_and_message_are_atomic_on_an_async_engine(tmp_path: Path, desk: De
     run(work)
 
 
-def test_an_error_in_an_async_block_rolls_back(tmp_path: Path, desk: Desk) -> None:
+def test_an_error_in_an_async_block_rolls_back(tmp_path: Path, coordinator: ScriptedCoordinator) -> None:
     async def work() -> None:
-        async with bank(tmp_path, desk) as (client, engine, service):
+        async with bank(tmp_path, coordinator) as (client, engine, service):
             pledge = client.pledge().call(service.url + "/in", {"amount": 30})
 
             async def withdraw() -> None:
@@ -102,15 +102,15 @@ def test_an_error_in_an_async_block_rolls_back(tmp_path: Path, desk: Desk) -> No
                 await withdraw()
             assert isinstance(pledge.outcome, RolledBack)
             assert await amount(engine) == 100
-            await until(lambda: desk.pledge(pledge.gid).status == "failed")  # type: ignore[union-attr]
+            await until(lambda: coordinator.pledge(pledge.gid).status == "failed")  # type: ignore[union-attr]
             assert not service.calls
 
     run(work)
 
 
-def test_a_cancelled_block_is_decided_by_the_checkback(tmp_path: Path, desk: Desk) -> None:
+def test_a_cancelled_block_is_decided_by_the_checkback(tmp_path: Path, coordinator: ScriptedCoordinator) -> None:
     async def work() -> None:
-        async with bank(tmp_path, desk) as (client, engine, service):
+        async with bank(tmp_path, coordinator) as (client, engine, service):
             pledge = client.pledge().call(service.url + "/in", {"amount": 30})
             inside = asyncio.Event()
 
@@ -126,15 +126,15 @@ def test_a_cancelled_block_is_decided_by_the_checkback(tmp_path: Path, desk: Des
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert isinstance(pledge.outcome, OutcomeUnknown)
-            await until(lambda: desk.pledge(pledge.gid).status == "failed")  # type: ignore[union-attr]
+            await until(lambda: coordinator.pledge(pledge.gid).status == "failed")  # type: ignore[union-attr]
             assert await amount(engine) == 100
 
     run(work)
 
 
-def test_an_async_session_can_be_joined(tmp_path: Path, desk: Desk) -> None:
+def test_an_async_session_can_be_joined(tmp_path: Path, coordinator: ScriptedCoordinator) -> None:
     async def work() -> None:
-        async with bank(tmp_path, desk) as (client, engine, service):
+        async with bank(tmp_path, coordinator) as (client, engine, service):
             pledge = client.pledge().call(service.url + "/in", {"amount": 30})
             async with AsyncSession(engine) as session:
                 await session.execute(WITHDRAW)
@@ -148,9 +148,11 @@ def test_an_async_session_can_be_joined(tmp_path: Path, desk: Desk) -> None:
     run(work)
 
 
-def test_a_joined_async_session_that_was_rolled_back_delivers_nothing(tmp_path: Path, desk: Desk) -> None:
+def test_a_joined_async_session_that_was_rolled_back_delivers_nothing(
+    tmp_path: Path, coordinator: ScriptedCoordinator
+) -> None:
     async def work() -> None:
-        async with bank(tmp_path, desk) as (client, engine, service):
+        async with bank(tmp_path, coordinator) as (client, engine, service):
             pledge = client.pledge().call(service.url + "/in", {"amount": 30})
             async with AsyncSession(engine) as session:
                 await pledge.join(session, checkback=service.url + "/checkback")
@@ -161,22 +163,22 @@ def test_a_joined_async_session_that_was_rolled_back_delivers_nothing(tmp_path: 
     run(work)
 
 
-def test_a_blocking_source_is_refused_before_anything_is_sent(desk: Desk) -> None:
+def test_a_blocking_source_is_refused_before_anything_is_sent(coordinator: ScriptedCoordinator) -> None:
     import sqlite3
 
     async def work() -> None:
-        async with await avow.connect(desk.url) as client:
+        async with await avow.connect(coordinator.url) as client:
             with pytest.raises(InvalidRequest, match="block the event loop"):
                 await client.pledge().call("http://x/").join(sqlite3.connect(":memory:"), checkback="http://x/")
-        assert not desk.operations("prepare")
+        assert not coordinator.operations("prepare")
 
     run(work)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_redis_supports_only_do_and_submit(desk: Desk, redis_server: Server) -> None:
+def test_redis_supports_only_do_and_submit(coordinator: ScriptedCoordinator, redis_server: Server) -> None:
     async def work() -> None:
-        async with redis.asyncio.from_url(redis_server.dsn) as stock, await avow.connect(desk.url) as client:
+        async with redis.asyncio.from_url(redis_server.dsn) as stock, await avow.connect(coordinator.url) as client:
             with pytest.raises(InvalidRequest, match="do_and_submit"):
                 async with client.pledge().call("http://x/").transaction(stock, checkback="http://x/"):
                     pytest.fail("it began")
@@ -185,10 +187,15 @@ def test_redis_supports_only_do_and_submit(desk: Desk, redis_server: Server) -> 
 
 
 @asynccontextmanager
-async def shop(desk: Desk, server: Server, key: str, units: int) -> AsyncIterator[tuple[Client, Any, Service]]:
+async def shop(
+    coordinator: ScriptedCoordinator, server: Server, key: str, units: int
+) -> AsyncIterator[tuple[Client, Any, Service]]:
     blocking = redis.Redis.from_url(server.dsn)
     with served(Service(redis_barrier.checkback(blocking))) as service:
-        async with redis.asyncio.from_url(server.dsn) as stock, await avow.connect(desk.url, timeout_s=3.0) as client:
+        async with (
+            redis.asyncio.from_url(server.dsn) as stock,
+            await avow.connect(coordinator.url, timeout_s=3.0) as client,
+        ):
             await stock.set(key, units)
             yield client, stock, service
     blocking.close()
@@ -204,9 +211,9 @@ def selling(stock: Any, key: str) -> Callable[[redis_barrier.AsyncBarrier], Awai
     return sell
 
 
-def test_a_redis_script_and_a_message_are_atomic(desk: Desk, redis_server: Server) -> None:
+def test_a_redis_script_and_a_message_are_atomic(coordinator: ScriptedCoordinator, redis_server: Server) -> None:
     async def work() -> None:
-        async with shop(desk, redis_server, "{a}-together", 1) as (client, stock, service):
+        async with shop(coordinator, redis_server, "{a}-together", 1) as (client, stock, service):
             checkback, sell = service.url + "/checkback", selling(stock, "{a}-together")
             sold = client.pledge().call(service.url + "/in", {"user": 1})
             outcome = await sold.do_and_submit(stock, sell, checkback=checkback)
@@ -221,9 +228,11 @@ def test_a_redis_script_and_a_message_are_atomic(desk: Desk, redis_server: Serve
     run(work)
 
 
-def test_work_in_redis_whose_answer_was_lost_is_delivered(desk: Desk, redis_server: Server) -> None:
+def test_work_in_redis_whose_answer_was_lost_is_delivered(
+    coordinator: ScriptedCoordinator, redis_server: Server
+) -> None:
     async def work() -> None:
-        async with shop(desk, redis_server, "{a}-lost", 1) as (client, stock, service):
+        async with shop(coordinator, redis_server, "{a}-lost", 1) as (client, stock, service):
 
             async def sell(barrier: redis_barrier.AsyncBarrier) -> None:
                 await barrier.check_adjust(stock, "{a}-lost", -1)

@@ -20,7 +20,7 @@ from tests.integration.pledge_bank import (
     withdraw_and_raise,
     withdraw_by,
 )
-from tests.integration.pledge_desk import Desk, Service
+from tests.integration.scripted_coordinator import ScriptedCoordinator, Service
 
 from avow.barrier import sql
 from avow.client.blocking import BlockingClient
@@ -90,12 +90,14 @@ def test_a_plain_connection_of_sqlite3_is_accepted_too(
     wait_until(lambda: len(service.calls) == 1)
 
 
-def test_a_plain_message_needs_no_transaction(client: BlockingClient, desk: Desk, service: Service) -> None:
+def test_a_plain_message_needs_no_transaction(
+    client: BlockingClient, coordinator: ScriptedCoordinator, service: Service
+) -> None:
     pledge = client.pledge().call(service.url + "/in", b"\xff\x00").publish("transfers", {"amount": 3}, key="a/b c")
     assert isinstance(pledge.submit(), CommittedPending)
     wait_until(lambda: isinstance(pledge.current(), Delivered))
     assert service.bodies == [b"\xff\x00"]
-    assert desk.enqueued == [("transfers", b'{"amount":3}', b"a/b c")]
+    assert coordinator.enqueued == [("transfers", b'{"amount":3}', b"a/b c")]
     assert isinstance(pledge.submit(), Delivered)  # repeated: nothing runs again
     assert len(service.calls) == 1
 
@@ -104,7 +106,7 @@ def test_a_plain_message_needs_no_transaction(client: BlockingClient, desk: Desk
 
 
 def test_an_error_of_the_work_is_raised_and_nothing_is_delivered(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
     with pytest.raises(ZeroDivisionError), pledge.transaction(bank.engine, checkback=checkback) as connection:
@@ -113,7 +115,7 @@ def test_an_error_of_the_work_is_raised_and_nothing_is_delivered(
     assert isinstance(pledge.outcome.error, ZeroDivisionError)
     assert bank.amount == 100
     assert bank.reasons(pledge.gid) == ["rollback"]
-    wait_until(lambda: status_of(desk, pledge.gid) == "failed")  # aborted, without waiting for the timeout
+    wait_until(lambda: status_of(coordinator, pledge.gid) == "failed")  # aborted, without waiting for the timeout
     assert not service.calls
 
 
@@ -132,9 +134,9 @@ def test_do_and_submit_returns_an_error_of_the_work(
 
 
 def test_without_a_coordinator_nothing_is_done(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
-    desk.faults["prepare"] = [Forbidden("no")]
+    coordinator.faults["prepare"] = [Forbidden("no")]
     pledge = pledge_of(client, service)
     with pytest.raises(Forbidden), pledge.transaction(bank.engine, checkback=checkback):
         pytest.fail("the work ran")
@@ -143,12 +145,12 @@ def test_without_a_coordinator_nothing_is_done(
 
 
 def test_a_prepare_whose_answer_was_lost_is_retried(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
-    desk.faults["prepare"] = ["act and drop", "drop", Busy("wait")]
+    coordinator.faults["prepare"] = ["act and drop", "drop", Busy("wait")]
     with pledge_of(client, service).transaction(bank.engine, checkback=checkback) as connection:
         connection.execute(WITHDRAW)
-    assert len(desk.operations("prepare")) == 4
+    assert len(coordinator.operations("prepare")) == 4
     wait_until(lambda: len(service.calls) == 1)
 
 
@@ -156,9 +158,9 @@ def test_a_prepare_whose_answer_was_lost_is_retried(
 
 
 def test_point_13_an_unanswered_submit_is_committed_and_pending_not_failed(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
-    desk.faults["submit"] = ["drop"] * 100
+    coordinator.faults["submit"] = ["drop"] * 100
     pledge = pledge_of(client, service, timeout_to_fail_s=0.1)
     with pledge.transaction(bank.engine, checkback=checkback) as connection:
         connection.execute(WITHDRAW)
@@ -170,9 +172,9 @@ def test_point_13_an_unanswered_submit_is_committed_and_pending_not_failed(
 
 
 def test_a_submit_whose_answer_was_lost_delivers_once(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
-    desk.faults["submit"] = ["act and drop", "act and drop"]
+    coordinator.faults["submit"] = ["act and drop", "act and drop"]
     pledge = pledge_of(client, service)
     with pledge.transaction(bank.engine, checkback=checkback):
         pass
@@ -204,12 +206,12 @@ def test_a_delayed_pledge_is_reported_as_delayed(
 
 
 def test_a_manually_stopped_pledge_is_reported_as_stopped(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
     with pledge.transaction(bank.engine, checkback=checkback) as connection:
         connection.execute(WITHDRAW)
-        desk.do(lambda coordinator: coordinator.stop(pledge.gid))
+        coordinator.do(lambda wrapped: wrapped.stop(pledge.gid))
     assert isinstance(pledge.outcome, Stopped)
     assert pledge.outcome.committed
     assert bank.amount == 70
@@ -255,14 +257,14 @@ def test_headers_are_sent_with_the_branch(client: BlockingClient, service: Servi
 
 
 def test_an_asyncio_source_is_refused_before_anything_is_sent(
-    client: BlockingClient, desk: Desk, service: Service
+    client: BlockingClient, coordinator: ScriptedCoordinator, service: Service
 ) -> None:
     from sqlalchemy.ext.asyncio import create_async_engine
 
     engine = create_async_engine("sqlite+aiosqlite://")
     with pytest.raises(InvalidRequest, match=r"avow\.connect"):
         pledge_of(client, service).do_and_submit_db(engine, withdraw_by, checkback="http://x/")
-    assert not desk.operations("prepare")
+    assert not coordinator.operations("prepare")
 
 
 def test_several_threads_pledge_with_one_client(

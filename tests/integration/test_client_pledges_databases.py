@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from tests.integration.barrier_databases import wait_until
-from tests.integration.pledge_desk import Desk, Service, served
+from tests.integration.scripted_coordinator import ScriptedCoordinator, Service, served
 from tests.services import MariaDBServer, PostgresServer, Server
 
 from avow import connect_blocking
@@ -41,8 +41,8 @@ def amount(engine: Engine) -> int:
         return int(connection.execute(text("select amount from accounts")).scalar_one())
 
 
-def status_of(desk: Desk, gid: str) -> str:
-    found: Any = desk.pledge(gid)
+def status_of(coordinator: ScriptedCoordinator, gid: str) -> str:
+    found: Any = coordinator.pledge(gid)
     return found.status if found else ""
 
 
@@ -50,9 +50,9 @@ def status_of(desk: Desk, gid: str) -> str:
 def test_a_killed_database_is_queried_when_it_is_back(bank: tuple[Server, Engine], committed: bool) -> None:
     server, engine = bank
     with (
-        Desk() as desk,
+        ScriptedCoordinator() as coordinator,
         served(Service(sqlalchemy.checkback(engine))) as service,
-        connect_blocking(desk.url, timeout_s=3.0) as client,
+        connect_blocking(coordinator.url, timeout_s=3.0) as client,
     ):
         pledge = client.pledge().call(service.url + "/in", {"amount": 30})
         with (
@@ -65,6 +65,6 @@ def test_a_killed_database_is_queried_when_it_is_back(bank: tuple[Server, Engine
             server.kill()
         assert isinstance(pledge.outcome, OutcomeUnknown | CommittedPending)
         server.start()
-        wait_until(lambda: status_of(desk, pledge.gid) == ("succeeded" if committed else "failed"))
+        wait_until(lambda: status_of(coordinator, pledge.gid) == ("succeeded" if committed else "failed"))
         assert len(service.calls) == committed
         assert amount(engine) == (70 if committed else 100)

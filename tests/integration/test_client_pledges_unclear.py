@@ -21,7 +21,7 @@ from tests.integration.pledge_bank import (
     withdraw_and_raise,
     withdraw_by,
 )
-from tests.integration.pledge_desk import Desk, Service
+from tests.integration.scripted_coordinator import ScriptedCoordinator, Service
 
 from avow.barrier import sql
 from avow.client.blocking import BlockingClient
@@ -52,7 +52,7 @@ class CommitFails:
 
 
 def test_a_failed_commit_that_did_not_happen_is_raised_unchanged(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
     with (
@@ -63,7 +63,7 @@ def test_a_failed_commit_that_did_not_happen_is_raised_unchanged(
         connection.execute(WITHDRAW)
     assert isinstance(pledge.outcome, RolledBack)
     assert bank.amount == 100
-    wait_until(lambda: status_of(desk, pledge.gid) == "failed")
+    wait_until(lambda: status_of(coordinator, pledge.gid) == "failed")
     assert not service.calls
 
 
@@ -133,14 +133,14 @@ def test_a_checkback_before_the_transaction_makes_it_fail(
 
 
 def test_an_interrupt_is_not_swallowed_and_the_checkback_decides(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
     with pytest.raises(KeyboardInterrupt), pledge.transaction(bank.engine, checkback=checkback) as connection:
         withdraw_and_raise(connection, KeyboardInterrupt())
     assert pledge.outcome is not None
     assert pledge.outcome.committed is None
-    wait_until(lambda: status_of(desk, pledge.gid) == "failed")
+    wait_until(lambda: status_of(coordinator, pledge.gid) == "failed")
     assert bank.amount == 100
 
 
@@ -163,7 +163,7 @@ def test_a_joined_transaction_is_committed_by_its_owner(
 
 
 def test_a_joined_transaction_that_was_rolled_back_delivers_nothing(
-    client: BlockingClient, bank: Bank, desk: Desk, service: Service, checkback: str
+    client: BlockingClient, bank: Bank, coordinator: ScriptedCoordinator, service: Service, checkback: str
 ) -> None:
     pledge = pledge_of(client, service)
     with closing(sqlite3.connect(bank.path)) as connection:
@@ -171,7 +171,7 @@ def test_a_joined_transaction_that_was_rolled_back_delivers_nothing(
         pledge.join(connection, checkback=checkback)
         connection.rollback()
         assert isinstance(pledge.submit(), RolledBack)
-    wait_until(lambda: status_of(desk, pledge.gid) == "failed")
+    wait_until(lambda: status_of(coordinator, pledge.gid) == "failed")
     assert not service.calls
     assert bank.amount == 100
 
@@ -189,12 +189,12 @@ def test_a_joined_transaction_whose_owner_died_is_decided_by_the_checkback(
 DJANGO = """
 import sys, django
 from django.conf import settings
-path, desk, service = sys.argv[1:]
+path, coordinator, service = sys.argv[1:]
 settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": path}})
 django.setup()
 from django.db import connection, transaction
 import avow
-with avow.connect_blocking(desk) as client:
+with avow.connect_blocking(coordinator) as client:
     pledge = client.pledge().call(service + "/in", {"amount": 30})
     with transaction.atomic():
         pledge.join(connection, checkback=service + "/checkback")
@@ -214,9 +214,9 @@ with avow.connect_blocking(desk) as client:
 
 
 def test_a_transaction_of_django_is_joined_and_submitted_when_it_commits(
-    desk: Desk, bank: Bank, service: Service
+    coordinator: ScriptedCoordinator, bank: Bank, service: Service
 ) -> None:
-    program = [sys.executable, "-W", "error", "-c", DJANGO, str(bank.path), desk.url, service.url]
+    program = [sys.executable, "-W", "error", "-c", DJANGO, str(bank.path), coordinator.url, service.url]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["CommittedPending", "RolledBack"]

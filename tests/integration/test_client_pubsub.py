@@ -9,6 +9,7 @@ import pytest
 import uvloop
 from tests.integration.test_client_two_phase import script_writes
 from tests.scripted_cluster import ScriptedCluster
+from tests.virtual_loop import run_virtual
 
 import avow
 from avow.client.client import Client
@@ -17,7 +18,10 @@ from avow.client.queue import Queue
 from avow.errors import InvalidRequest, LaneEnded, Offline, Unknown
 
 
-def run(work: Callable[[ScriptedCluster, Client], Awaitable[None]], *, timeout_s: float = 60.0) -> ScriptedCluster:
+def run(
+    work: Callable[[ScriptedCluster, Client], Awaitable[None]], *, timeout_s: float = 60.0, virtual: bool = False
+) -> ScriptedCluster:
+    """`virtual`: on a virtual clock and a network in memory, for what happens at a deadline."""
     cluster = ScriptedCluster(3)
 
     async def go() -> None:
@@ -27,7 +31,7 @@ def run(work: Callable[[ScriptedCluster, Client], Awaitable[None]], *, timeout_s
         async with cluster, await avow.connect(cluster.addresses, timeout_s=timeout_s) as client:
             await work(cluster, client)
 
-    uvloop.run(go())
+    (run_virtual if virtual else uvloop.run)(go())
     return cluster
 
 
@@ -179,4 +183,4 @@ def test_when_every_peer_refuses_the_last_refusal_is_raised() -> None:
         with pytest.raises(Offline):
             await client.queue("p").enqueue(b"1")
 
-    assert everything(run(work, timeout_s=0.5)) == []
+    assert everything(run(work, timeout_s=5.0, virtual=True)) == []

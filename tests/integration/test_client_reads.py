@@ -15,6 +15,7 @@ import pytest
 import trustme
 import uvloop
 from tests.scripted_cluster import ScriptedCluster
+from tests.virtual_loop import run_virtual
 
 import avow
 from avow.client.blocking import BlockingClient
@@ -141,14 +142,14 @@ def test_following_merges_all_lanes_and_keeps_the_order_of_each() -> None:
 def test_an_unanswered_read_is_offline_and_an_unanswered_change_unknown() -> None:
     async def go() -> None:
         cluster = ScriptedCluster(1)
-        async with cluster, await avow.connect(cluster.addresses, timeout_s=0.3) as client:
+        async with cluster, await avow.connect(cluster.addresses, timeout_s=5.0) as client:
             cluster.peer(1).script = lambda request: "drop"
             with pytest.raises(Offline, match="no peer answered"):
                 await client.queues()
             with pytest.raises(Unknown):
                 await client.create_queue("q")
 
-    uvloop.run(go())
+    run_virtual(go())
 
 
 def test_the_list_of_peers_is_learned_from_any_of_them() -> None:
@@ -179,7 +180,7 @@ def test_the_token_is_sent_and_certificates_are_verified(tmp_path: Path, runner:
                 assert sum([batch.count async for batch in client.queue("q").read()]) == 10_000
             assert {request.headers["authorization"] for request in cluster.peer(1).requests} == {"Bearer secret"}
             with pytest.raises(Offline, match="certificate"):
-                await avow.connect(cluster.addresses, ca=str(tmp_path / "other.pem"), timeout_s=0.3)
+                await avow.connect(cluster.addresses, ca=str(tmp_path / "other.pem"), timeout_s=2.0)
             with pytest.raises(InvalidRequest, match="PEM"):
                 await avow.connect(cluster.addresses, ca=str(tmp_path / "absent.pem"))
 

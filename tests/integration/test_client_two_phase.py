@@ -9,6 +9,7 @@ from itertools import chain, repeat
 import pytest
 import uvloop
 from tests.scripted_cluster import Request, ScriptedCluster
+from tests.virtual_loop import run_virtual
 
 import avow
 from avow.client.client import Client
@@ -36,7 +37,9 @@ def run(
     peers: int = 3,
     lanes: int = 1,
     timeout_s: float = 60.0,
+    virtual: bool = False,
 ) -> ScriptedCluster:
+    """`virtual`: on a virtual clock and a network in memory, for what happens at a deadline."""
     cluster = ScriptedCluster(peers)
 
     async def go() -> None:
@@ -44,7 +47,7 @@ def run(
         async with cluster, await avow.connect(cluster.addresses, timeout_s=timeout_s) as client:
             await work(cluster, client)
 
-    uvloop.run(go())
+    (run_virtual if virtual else uvloop.run)(go())
     return cluster
 
 
@@ -187,7 +190,7 @@ def test_a_persistent_refusal_is_raised_at_the_deadline() -> None:
             await queue.enqueue(b"second")
         assert all(writes(cluster, number) for number in (1, 2, 3))
 
-    cluster = run(work, timeout_s=0.5)
+    cluster = run(work, timeout_s=5.0, virtual=True)
     assert cluster.shelf.values("q", 0) == [b"first"]
 
 
@@ -205,7 +208,7 @@ def test_an_attempt_that_may_have_happened_makes_the_outcome_unknown_with_its_wr
         found = await queue.outcome(write_id, lane=0)
         assert found[0].first_version == 2
 
-    run(work, timeout_s=0.5)
+    run(work, timeout_s=5.0, virtual=True)
 
 
 def test_a_silent_peer_is_given_up_and_another_is_used() -> None:

@@ -70,7 +70,7 @@ def test_messages_returned_after_kill_9_of_the_receiving_peer_are_resent_once() 
     async def scenario(cluster: LocalCluster) -> None:
         create(cluster, "orders")
         killed = await until(lambda: coordinator(cluster, "orders"))
-        channel = await open_to(cluster.api(killed), role="producer", queue="orders", options={"patience_s": 0.5})
+        channel = await open_to(cluster.api(killed), role="producer", queue="orders", options={"patience_s": 3.0})
         began, sent = monotonic(), 0
         try:
             while sent < 50_000:
@@ -147,7 +147,7 @@ def test_a_subscriber_continues_at_another_peer_from_its_durable_cursor() -> Non
             await producer.commit()
 
         await send(numbered(250))
-        first = await read(cluster.api(3), acks=False, options={"patience_s": 0.5}, **asked)
+        first = await read(cluster.api(3), acks=False, options={"patience_s": 3.0}, **asked)
         await until(lambda: len(first.got) == 250 and first.commits)
         half = first.commits[-1]
         await send(numbered(500)[250:])

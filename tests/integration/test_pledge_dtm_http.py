@@ -278,13 +278,15 @@ def test_a_pledges_own_timeout_is_used(peer: PeerProcess, service: Service, gid:
 
 
 def test_a_delay_is_kept(peer: PeerProcess, service: Service, gid: str) -> None:
-    body = trans(gid, service, "/in")
     began = time.monotonic()
-    post(peer, "prepare", body)
-    assert post(peer, "submit", {**body, "custom_data": '{"delay":1}'}).json == DTM_SUCCESS
-    assert status(peer, gid) == ("submitted", ["prepared"])
+    for name, path, delay_s in ((gid, "/in", 1), (f"{gid}-late", "/late", 3_000)):
+        body = trans(name, service, path)
+        post(peer, "prepare", body)
+        assert post(peer, "submit", {**body, "custom_data": json.dumps({"delay": delay_s})}).json == DTM_SUCCESS
     assert service.wait_for("/in", 1)[0].at - began >= 1.0
     assert until(peer, gid, "succeed") == ["succeed"]
+    assert status(peer, f"{gid}-late") == ("submitted", ["prepared"])
+    assert service.calls("/late") == []
 
 
 # ---------------------------------------------------------------------- api_test.go

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 from tests.integration.http_peer import PeerProcess, finish, serving, start, wait_until
-from tests.integration.pledge_desk import Service as AskedService
-from tests.integration.pledge_desk import served
 from tests.integration.pledge_services import FAILURE, ONGOING, SUCCESS, Service
+from tests.integration.scripted_coordinator import Service as AskedService
+from tests.integration.scripted_coordinator import served
 
 from avow.barrier.sqlalchemy import checkback, clean_up, create_table
 from avow.barrier.web import answer

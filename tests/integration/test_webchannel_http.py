@@ -24,7 +24,8 @@ from avow.server.http.listener import Listener
 from avow.server.http.request import HttpRequest
 
 PATH = "/v1/webchannel"
-TIMING = Timing(keep_alive_s=0.3, expiry_s=0.6, close_s=0.4, back_age_s_max=60)
+TIMING = Timing(keep_alive_s=0.3, expiry_s=60, close_s=3, back_age_s_max=60)
+SHORT = Timing(keep_alive_s=0.3, expiry_s=0.6, close_s=0.4, back_age_s_max=60)  # for a session that is to be lost
 
 
 class User:
@@ -416,7 +417,7 @@ def test_an_abandoned_session_is_lost() -> None:
         assert (await peer.ask("POST", f"SID={sid}&RID=2&AID=0", b"count=0")).status == 400
         assert peer.channels.statistics()["webchannel_sessions"] == 0
 
-    with_peer(test)
+    with_peer(test, timing=SHORT)
 
 
 def test_close_reaches_the_client_after_all_data() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -271,7 +272,9 @@ def test_concurrent_operations_of_every_kind_each_get_their_own_outcome(place: P
 # ------------------------------------------------------------------ listing
 
 
-async def _pages(store: PledgeStore, wanted: Filter, *, limit: int) -> list[str]:
+async def _pages(
+    store: PledgeStore, wanted: Filter, *, limit: int, between: Callable[[], Awaitable[object]] | None = None
+) -> list[str]:
     found: list[str] = []
     position = ""
     for _ in range(1000):
@@ -282,6 +285,8 @@ async def _pages(store: PledgeStore, wanted: Filter, *, limit: int) -> list[str]
         await asyncio.sleep(0)  # a store in memory never makes others wait
         if not position:
             return found
+        if between is not None:
+            await between()
     raise AssertionError("the pages have no end")
 
 
@@ -347,15 +352,14 @@ def test_a_swap_moves_a_pledge_from_one_status_to_the_other(place: Place) -> Non
 
 
 def test_pages_stay_consistent_while_pledges_are_inserted(place: Place) -> None:
-    """Pledges that existed at the first page are listed exactly once, whatever is inserted meanwhile."""
+    """Pledges that existed at the first page are listed exactly once, whatever is inserted during pages and between."""
 
-    async def keep_inserting(store: PledgeStore, stop: asyncio.Event) -> int:
+    async def keep_inserting(store: PledgeStore, stop: asyncio.Event) -> None:
         for n in range(5_000):
             if stop.is_set():
-                return n
+                return
             await store.insert(pledge(f"new-{n}", created_ms=NOW_MS + n % 40))
             await asyncio.sleep(0)
-        return 5_000
 
     async def main() -> None:
         async with place.opened() as store:
@@ -363,10 +367,17 @@ def test_pages_stay_consistent_while_pledges_are_inserted(place: Place) -> None:
             for name in there:
                 await store.insert(pledge(name, created_ms=NOW_MS + int(name[4:]) % 30))
             stop = asyncio.Event()
+            numbers = itertools.count()
+
+            async def insert_between() -> None:
+                n = next(numbers)
+                await store.insert(pledge(f"between-{n}", created_ms=NOW_MS + 7 * n % 40))
+
             inserting = asyncio.create_task(keep_inserting(store, stop))
-            found = await _pages(store, Filter(created_to_ms=NOW_MS + 100), limit=9)
+            found = await _pages(store, Filter(created_to_ms=NOW_MS + 100), limit=9, between=insert_between)
             stop.set()
-            assert await inserting > 0
+            await inserting
+            assert next(numbers) >= len(there) // 9
             assert len(found) == len(set(found))
             assert sorted(name for name in found if name.startswith("old")) == sorted(there)
 

@@ -36,27 +36,27 @@ async def _waiting(thread: GroupThread[int], operations: range, *, again: int = 
     return tasks
 
 
-async def _begun(desk: Held) -> None:
-    assert await asyncio.to_thread(desk.began.acquire, timeout=TIMEOUT_S)
+async def _begun(held: Held) -> None:
+    assert await asyncio.to_thread(held.began.acquire, timeout=TIMEOUT_S)
 
 
 def _run(first: range, meanwhile: range) -> list[list[int]]:
     """Groups, if callers in `first` submit again at once (numbers from 100) and `meanwhile` arrive during a group."""
-    desk = Held()
+    held = Held()
 
     async def main() -> None:
-        thread: GroupThread[int] = GroupThread(desk.perform, name="held")
+        thread: GroupThread[int] = GroupThread(held.perform, name="held")
         thread.start()
         async with asyncio.timeout(TIMEOUT_S):
             tasks = await _waiting(thread, first, again=100)
-            await _begun(desk)
+            await _begun(held)
             tasks += await _waiting(thread, meanwhile)
-            desk.go.release(100)
+            held.go.release(100)
             await asyncio.gather(*tasks)
             await thread.close()
 
     asyncio.run(main())
-    return desk.groups
+    return held.groups
 
 
 def test_operations_of_one_loop_turn_form_one_group() -> None:
@@ -73,9 +73,9 @@ def test_many_waiters_leave_at_once_and_the_others_form_the_next_group() -> None
 
 def test_operations_before_close_are_performed_even_in_the_same_turn() -> None:
     async def main() -> None:
-        desk = Held()
-        desk.go.release(100)
-        thread: GroupThread[int] = GroupThread(desk.perform, name="held")
+        held = Held()
+        held.go.release(100)
+        thread: GroupThread[int] = GroupThread(held.perform, name="held")
         thread.start()
         async with asyncio.timeout(TIMEOUT_S):
             tasks = await _waiting(thread, range(3))

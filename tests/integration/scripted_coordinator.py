@@ -33,7 +33,7 @@ from avow.wire.error_body import encode_failure
 Fault = str | AvowError
 
 
-class Desk:
+class ScriptedCoordinator:
     """`faults`: operation -> what to do with its next requests: drop, act and drop, or an error to answer with."""
 
     def __init__(self, **settings: Any) -> None:
@@ -46,7 +46,7 @@ class Desk:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
 
-    def __enter__(self) -> Desk:
+    def __enter__(self) -> ScriptedCoordinator:
         self._thread.start()
         assert self._started.wait(10)
         return self
