@@ -194,6 +194,7 @@ class AnyPeersStore:
 class LanePlace(Place):
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self.loses_claims = not url.endswith("peers=1")
         self._peers: LanePeers | None = None
         self._numbers = itertools.count()
 

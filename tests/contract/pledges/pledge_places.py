@@ -36,7 +36,10 @@ _numbers = itertools.count(1)
 
 
 class Place:
-    """`server` is None if there is no server process to kill."""
+    """`server` is None if there is no server process to kill. `loses_claims`: with the coordinator of a lane, which may
+    change whenever the machine stalls."""
+
+    loses_claims = False
 
     def __init__(self, url: str, server: Server | None = None) -> None:
         self.url, self.server = url, server

@@ -176,21 +176,26 @@ def test_a_claim_finds_something_at_the_next_due_time(place: Place) -> None:
     run(main())
 
 
-def test_many_coordinators_claim_everything_and_nothing_twice(place: Place) -> None:
-    async def work(store: PledgeStore, owner: str, seen: Counter[str]) -> None:
+def test_many_coordinators_claim_everything_and_finish_nothing_twice(place: Place) -> None:
+    """A claim that is lost with a lane's coordinator is made again; of two workers with it, one finishes the pledge."""
+
+    async def work(store: PledgeStore, owner: str, seen: Counter[str], finished: Counter[str]) -> None:
         while claimed := await _claim(store, owner, limit=7):
             for mine in claimed:
                 seen[mine.gid] += 1
-                assert (mine.owner, mine.fence) == (owner, 1)
-                assert await store.swap(mine, progress("succeeded", finished_ms=NOW_MS), release=True) is not None
+                assert mine.owner == owner
+                done = await store.swap(mine, progress("succeeded", finished_ms=NOW_MS), release=True)
+                finished[mine.gid] += done is not None
+                assert place.loses_claims or (done is not None and mine.fence == 1)
 
     async def main() -> None:
         async with place.opened() as one, place.opened() as two, place.opened() as three:
             stores = (one, two, three)
             await asyncio.gather(*(one.insert(pledge(f"p{n}", at_ms=NOW_MS - n)) for n in range(300)))
-            seen: Counter[str] = Counter()
-            await asyncio.gather(*(work(stores[n % 3], f"worker-{n}", seen) for n in range(12)))
-            assert seen == Counter({f"p{n}": 1 for n in range(300)})
+            seen, finished = Counter[str](), Counter[str]()
+            await asyncio.gather(*(work(stores[n % 3], f"worker-{n}", seen, finished) for n in range(12)))
+            assert finished == Counter({f"p{n}": 1 for n in range(300)})
+            assert place.loses_claims or seen == finished
 
     run(main())
 
