@@ -204,6 +204,18 @@ class Api:
         known = self.node.metadata.state.peers.by_number.get(peer)
         return known.api if known is not None else ""
 
+    def check_coordinator(self, target: Target, advice: str) -> None:
+        """For requests with `redirect`: their client is sent to the coordinator, which saves the forwarding. Raises
+        NotCoordinator."""
+        lane = self.node.lanes.get(target.number)
+        coordinator = lane.core.live_coordinator(self.peer.now()) if lane is not None else 0
+        if coordinator and coordinator != self.node.me:
+            raise NotCoordinator(
+                f"peer {coordinator} coordinates lane {target.lane}{advice}",
+                coordinator=coordinator,
+                api=self.api_of(coordinator),
+            )
+
     # ------------------------------------------------------------------ requests to the node, from coroutines
 
     async def ask(self, start: Callable[[int], None]) -> Answer:

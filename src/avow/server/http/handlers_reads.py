@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from avow.errors import InvalidRequest, NotCoordinator, Trimmed, UnknownMessage
+from avow.errors import InvalidRequest, Trimmed, UnknownMessage
 from avow.node.answers import Answer, Done, Refusal
 from avow.node.message_trace import trace_of
 from avow.node.records import MessageTrace, Served
@@ -179,7 +179,7 @@ def show_life(api: Api, request: HttpRequest, asked: schemas.LifeParameters, con
     queue = api.queue(asked.queue)
     target = api.target(queue, asked.lane)
     if asked.redirect:
-        _check_coordinator(api, target)
+        api.check_coordinator(target, " and knows more; send the request there")
     found = trace_of(api.node, target.number, asked.version, api.peer.now())
     if found is None:
         raise UnknownMessage(
@@ -210,14 +210,3 @@ def _shape(api: Api, queue: Queue, asked: schemas.LifeParameters, found: Message
 def _readers(api: Api, queue: Queue, *, lane: int, version: int) -> list[schemas.Reader]:
     cursors = {name: one.versions.get(str(lane), 0) for name, one in subscribers_of(api, queue).items()}
     return [schemas.Reader(name, cursor, read=cursor >= version) for name, cursor in cursors.items()]
-
-
-def _check_coordinator(api: Api, target: Target) -> None:
-    lane = api.node.lanes.get(target.number)
-    coordinator = lane.core.live_coordinator(api.peer.now()) if lane is not None else 0
-    if coordinator and coordinator != api.node.me:
-        raise NotCoordinator(
-            f"peer {coordinator} coordinates lane {target.lane} and knows more; send the request there",
-            coordinator=coordinator,
-            api=api.api_of(coordinator),
-        )

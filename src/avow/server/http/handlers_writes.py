@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from avow.errors import InvalidRequest, NotCoordinator, UnknownMessage
+from avow.errors import InvalidRequest, UnknownMessage
 from avow.node.answers import Answer, Done, Refusal
 from avow.node.lane.two_phase_lane import Write
 from avow.queue.records import Queue
@@ -32,6 +32,7 @@ from avow.server.http.write_replies import MultiLaneReply, SingleLaneReply
 from avow.wire.messages import Kind
 
 _AGE_DIGITS_MAX: Final = 12
+_ELSEWHERE: Final = "; nothing was stored. Send the request there"
 
 
 def enqueue(api: Api, request: HttpRequest, asked: schemas.EnqueueParameters, content: Any) -> None:
@@ -50,7 +51,8 @@ def enqueue(api: Api, request: HttpRequest, asked: schemas.EnqueueParameters, co
         (target, write_of(taken, write_id=write_id, expected=expected, age_ms=age_ms)) for target, taken in batches
     ]
     if asked.redirect:
-        _check_coordinator(api, [target for target, _ in writes])
+        for target, _ in writes:
+            api.check_coordinator(target, _ELSEWHERE)
     request.deadline = api.listener.now() + asked.timeout_s
     if len(writes) == 1:
         target, write = writes[0]
@@ -73,7 +75,7 @@ def _enqueue_batch(api: Api, request: HttpRequest, queue: Queue, asked: schemas.
     if lane >= queue.lanes or queue.peers or asked.redirect:
         target = api.target(queue, lane)  # raises if the lane is wrong or not held here
         if asked.redirect:
-            _check_coordinator(api, [target])
+            api.check_coordinator(target, _ELSEWHERE)
     now, peer = api.peer.now(), api.peer
     reply = SingleLaneReply(api, request, write_id, lane, number, expected)
     reply.node_request = node_request = peer.expect(reply.answered)
@@ -221,16 +223,3 @@ def age_ms_of(request: HttpRequest) -> int:
     if not text.isdigit() or len(text) > _AGE_DIGITS_MAX:
         raise InvalidRequest("avow-age-ms must be a number of milliseconds; nothing was stored")
     return int(text)
-
-
-def _check_coordinator(api: Api, targets: list[Target]) -> None:
-    """With `redirect`, clients are redirected to the coordinator, which saves the forwarding."""
-    for target in targets:
-        lane = api.node.lanes.get(target.number)
-        coordinator = lane.core.live_coordinator(api.peer.now()) if lane is not None else 0
-        if coordinator and coordinator != api.node.me:
-            raise NotCoordinator(
-                f"peer {coordinator} coordinates lane {target.lane}; nothing was stored. Send the request there",
-                coordinator=coordinator,
-                api=api.api_of(coordinator),
-            )
