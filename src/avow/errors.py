@@ -286,6 +286,12 @@ class MembershipBusy(Refused):
     retriable = True
 
 
+class UpgradeUnfinished(Refused):
+    """A member runs an older release, or cannot be asked. Nothing was changed. Upgrade or start that peer."""
+
+    code = "UPGRADE_UNFINISHED"
+
+
 class LaneEnded(Refused):
     """The lane has ended without this write and will never contain it. Write it to another lane."""
 

@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.cli_cluster import AVOW, Up, as_json, avow
 
 from avow.testing.cluster import wait_until
+from avow.wire.versions import NEWEST
 
 
 def done(run: subprocess.CompletedProcess[str]) -> str:
@@ -173,6 +174,14 @@ def test_peers_are_listed_and_the_command_for_one_more_is_printed(up: Up) -> Non
     command = as_json("peer", "add", api=up.addresses)["command"]
     assert command[:2] == ["avow", "serve"]
     assert command[-2:] == ["--join", up.addresses.split(",")[0]]
+
+
+def test_the_upgrade_of_a_new_cluster_is_finished(up: Up) -> None:
+    found = as_json("upgrade", "status", api=up.addresses)
+    assert (found["level"], found["possible"]) == (NEWEST, NEWEST)
+    assert [peer["newest"] for peer in found["peers"]] == [NEWEST] * 3
+    assert f"the cluster uses version {NEWEST} of the protocol" in done(avow("upgrade", "status", api=up.addresses))
+    assert as_json("upgrade", "finish", api=up.addresses) == {"level": NEWEST}
 
 
 def test_doctor_reports_a_healthy_cluster(up: Up) -> None:

@@ -53,6 +53,8 @@ class Receiver:
 
     def received(self, source: int, route: int, message: Message) -> None: ...
 
+    def not_understood(self, source: int, route: int, reason: str) -> None: ...
+
 
 async def links(tls: ssl.SSLContext | None) -> tuple[Address, Stop]:
     made = Links(Receiver(), me=1, addresses=dict, accepting=tls)

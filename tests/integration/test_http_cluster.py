@@ -8,6 +8,8 @@ from uuid import uuid4
 import pytest
 from tests.integration.http_peer import PeerProcess, cluster, wait_until
 
+from avow.wire.versions import NEWEST
+
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[PeerProcess]]:
@@ -96,6 +98,17 @@ def test_every_peer_writes_to_its_own_lane_of_a_pubsub_queue(peers: list[PeerPro
         for peer in peers:
             answer = peer.ask("GET", f"/v1/queues/{queue}/messages?lane={lane}&level=at_least&at_least=1")
             assert [line["value"] for line in answer.lines] == [f"by {number}"]
+
+
+def test_the_level_of_a_new_cluster_is_the_newest_one_and_cannot_exceed_what_peers_read(
+    peers: list[PeerProcess],
+) -> None:
+    found = peers[0].ask("GET", "/v1/peers").json
+    assert (found["level"], {peer["newest"] for peer in found["peers"]}) == (NEWEST, {NEWEST})
+    assert peers[1].ask("POST", "/v1/level", {}).json == {"level": NEWEST}
+    refused = peers[1].ask("POST", "/v1/level", {"level": NEWEST + 1})
+    assert (refused.status, refused.code) == (400, "INVALID_REQUEST")
+    assert "nothing was changed" in refused.json["error"]["message"]
 
 
 def test_a_minority_answers_offline_and_changes_nothing(peers: list[PeerProcess]) -> None:

@@ -15,6 +15,8 @@ from uuid import UUID
 import pytest
 import trustme
 import uvloop
+from tests.unit.wire.wire_frames import frame_of, resigned
+from tests.unit.wire.wire_material import forged
 
 from avow.errors import FolderUnusable
 from avow.server.access import link_contexts
@@ -22,6 +24,7 @@ from avow.server.links import Links
 from avow.server.settings import Settings
 from avow.wire.frames import Hello, encode
 from avow.wire.messages import Enqueue, Entry, Heartbeat, Kind, Message
+from avow.wire.record import HEADER_SIZE_BYTES
 
 CLUSTER = UUID(int=7).bytes
 
@@ -39,6 +42,7 @@ class Listener:
     ) -> None:
         self.number, self.run, self.cluster = number, run, cluster
         self.heard: list[tuple[int, int, Any]] = []
+        self.skipped: list[tuple[int, int, str]] = []
         self.known: dict[int, str] = {}
         self.configured_addresses: dict[int, str] = {}
         accepting, dialling = tls
@@ -68,6 +72,9 @@ class Listener:
 
     def received(self, source: int, route: int, message: Message) -> None:
         self.heard.append((source, route, message))
+
+    def not_understood(self, source: int, route: int, reason: str) -> None:
+        self.skipped.append((source, route, reason))
 
     def say(self, peer: int, message: Message, *, route: int = 1) -> None:
         self.links.send(peer, route, message)
@@ -200,6 +207,29 @@ def test_garbage_closes_its_own_connection_and_nothing_else(garbage: bytes) -> N
         await until(lambda: not low.links.strangers)
         high.say(1, Heartbeat(1, coordinating=False, cursor=1))
         await until(lambda: len(low.heard) == 1)
+        assert low.links.connected == [2]
+        await stop(low, high)
+
+    run(scenario)
+
+
+def test_a_frame_of_a_newer_release_is_skipped_and_the_link_goes_on() -> None:
+    """A kind, a flag and a kind of record that this release does not know, each in a frame that is otherwise intact."""
+    frame = bytes(frame_of(0, Enqueue(5, 0, 0, (Entry(1, 5, Kind.DATA, 1),), 0, 0)))
+    record_at = len(frame) - HEADER_SIZE_BYTES
+    newer_record = frame[:record_at] + bytes(forged(frame[record_at:], "B", 9, 77))
+    newer = [resigned(frame, "B", 7, 77), resigned(frame, "H", 22, 1), newer_record]
+
+    async def scenario() -> None:
+        low, high = await pair()
+        link = high.links._by_peer[1]
+        for route, frame in enumerate(newer, 3):
+            link.send([resigned(frame, "I", 12, route)])
+            high.say(1, Heartbeat(route, coordinating=False, cursor=0), route=route)
+        await until(lambda: len(low.heard) == 3)
+        assert [(source, route) for source, route, _ in low.skipped] == [(2, 3), (2, 4), (2, 5)]
+        assert "a kind of protocol version" in low.skipped[0][2]
+        assert low.links.statistics()["skipped"] == 3
         assert low.links.connected == [2]
         await stop(low, high)
 

@@ -1,5 +1,8 @@
 """Peers of the earlier version and of this one in one cluster: upgraded one by one under load, and one rolled back.
 
+The level of the cluster cannot be raised while a peer of the earlier version is a member. Once it is raised, that
+version refuses the folder.
+
 The campaign of `avow prove` supplies the load and the judgement: its sessions write, read and decide transactions all
 the while, and its checker compares all answers with every lane of every peer at the end. The script
 replaces the peers. It also writes at each step, so that each mixture of versions is known to have served.
@@ -16,11 +19,15 @@ import pytest
 from tests.integration.earlier_version import COMMIT, has_history, unpack
 
 import avow
+from avow.cli.cluster_api import Api
 from avow.client.client import Client
 from avow.client.descriptions import Level, Strategy
 from avow.client.outcomes import Done
 from avow.client.pledge import Delivered, Pledge
 from avow.client.transaction import Transaction
+from avow.errors import Offline, UpgradeUnfinished
+from avow.testing.cluster_wait import wait_until
+from avow.wire.versions import FIRST, NEWEST
 from avow_lab.campaigns.harness.campaign import prove
 from avow_lab.campaigns.peers.campaign import Options, PeerCampaign
 from avow_lab.campaigns.peers.client_session import PLANS
@@ -48,7 +55,7 @@ def test_peers_of_both_versions_work_together_during_a_rolling_upgrade(earlier: 
     assert verdict.clean, (verdict.findings, verdict.troubles, verdict.stuck)
     assert verdict.acknowledged > 100
     assert all(verdict.checked[name] for name in ("lost", "duplicated", "reordered")), verdict.checked
-    assert upgrade.mixtures == [(3, 0), (2, 1), (1, 1), (1, 2), (1, 1), (0, 3), (1, 2)]
+    assert upgrade.mixtures == [(3, 0), (2, 1), (1, 1), (1, 2), (1, 1), (0, 3), (1, 2), (0, 3), (0, 3)]
 
 
 class Upgrade:
@@ -95,6 +102,12 @@ class Upgrade:
         await self._write()
         await self._replace(first, code=self._earlier)
         await self._write()
+        await self._refuse_to_finish()
+        await self._replace(first, code=None)
+        await self._finish_upgrade()
+        await self._write()
+        await self._fail_to_roll_back(first)
+        await self._write()
         assert sorted(await self._values("pledged", lane=0, at_least=0)) == sorted(self._pledged)
 
     # ------------------------------------------------------------------ peers
@@ -123,6 +136,32 @@ class Upgrade:
             for number in PEERS - wanted:
                 await self._replace(number, code=self._cluster.process(number).code)
         raise AssertionError(f"none of the peers {wanted} coordinates any lane")
+
+    # ------------------------------------------------------------------ the level
+
+    async def _refuse_to_finish(self) -> None:
+        """One peer is of the earlier version."""
+        new = next(number for number in PEERS if self._cluster.process(number).code is None)
+        with pytest.raises(UpgradeUnfinished, match="reads up to 1"):
+            await asyncio.to_thread(Api(self._cluster.api(new)).call, "POST", "/v1/level", {})
+        assert await asyncio.to_thread(self._levels) == {FIRST}
+
+    async def _finish_upgrade(self) -> None:
+        answer = await asyncio.to_thread(Api(self._cluster.addresses).call, "POST", "/v1/level", {})
+        assert answer == {"level": NEWEST}
+        await asyncio.to_thread(wait_until, lambda: self._levels() == {NEWEST})
+
+    def _levels(self) -> set[int]:
+        new = [number for number in PEERS if self._cluster.process(number).code is None]
+        return {self._cluster.ask(number, "/v1/peers")["level"] for number in new}
+
+    async def _fail_to_roll_back(self, number: int) -> None:
+        """The earlier version refuses the folder before it changes anything, and the folder still serves."""
+        assert await asyncio.to_thread(self._cluster.stop, number) == 0
+        self._cluster.process(number).code = self._earlier
+        with pytest.raises(Offline, match="found b'AVpl'"):
+            await asyncio.to_thread(self._cluster.restart, number)
+        await self._bring_back(number, code=None)
 
     # ------------------------------------------------------------------ messages
 

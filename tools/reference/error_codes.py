@@ -57,6 +57,7 @@ WHAT_TO_DO: Final[Mapping[str, str]] = {
     "ContentDiffers": "a gid always stands for one content: use a new gid",
     "PledgeDecided": "`status` is how it ended; only a dead one can be redriven",
     "MembershipBusy": "another peer is joining or leaving: wait until `avow peer list` shows no such state",
+    "UpgradeUnfinished": "start every peer with the new release, then call `avow upgrade finish` again",
     "LaneEnded": "write to another lane of the pub-sub queue; clients do so automatically",
     "Fenced": "another reader took over this subscriber: end this one, or use `member=` to share",
     "Trimmed": "these versions were removed: read from `trimmed_to` + 1, or from the archive",

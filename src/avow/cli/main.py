@@ -25,7 +25,7 @@ Exit codes: 0 done, 1 refused, 2 wrong usage, 3 outcome unknown, 4 no peer could
 """
 COMMANDS: Final = ("up", "serve", "status", "enqueue", "read", "tail", "doctor")
 """Each is a module with a function of the same name."""
-NOUNS: Final = ("queue", "subscriber", "pledge", "pipeline", "peer")
+NOUNS: Final = ("queue", "subscriber", "pledge", "pipeline", "peer", "upgrade")
 """Each is a module with an `app` that has several commands."""
 PLUGINS: Final = "avow.commands"
 """The entry-point group of commands that other packages add."""

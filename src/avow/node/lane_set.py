@@ -60,13 +60,13 @@ class LaneSet:
         self.lanes: dict[int, QueueLane] = {}
         self.pubsub: dict[str, PubSubQueue] = {}
 
-    def open_metadata(self, founders: tuple[int, ...]) -> MetadataLane:
+    def open_metadata(self, founders: tuple[int, ...], level: int) -> MetadataLane:
         node = self._node
         found = self.images.pop(METADATA_LANE, None)
         if found is None or (found.snapshot is None and not found.entries and founders):
             found = found or LaneImage()
             if founders:
-                snapshot = founding_snapshot(founders)
+                snapshot = founding_snapshot(founders, level=level)
                 found = LaneImage(found.promised, found.stamped, snapshot, [])
                 node.mux.saves.append(SaveSnapshot(METADATA_LANE, snapshot, reset=True))
         lane = node.roles.metadata_lane(

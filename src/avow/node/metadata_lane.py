@@ -31,6 +31,7 @@ from avow.replication.tuning import Tuning
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.replication.two_phase.state import Read
 from avow.wire.messages import Entry, Snapshot
+from avow.wire.versions import NEWEST
 
 __all__ = [
     "FOUNDED_AT",
@@ -52,9 +53,12 @@ FOUNDED_AT: Final = 1  # the position of the snapshot a cluster begins with
 FOUNDERS: Final = 2  # its origin: a ballot of round 0, which no coordinator can have
 
 
-def founding_snapshot(voters: tuple[int, ...], queues: tuple[QueueCommand, ...] = ()) -> Snapshot:
+def founding_snapshot(
+    voters: tuple[int, ...], queues: tuple[QueueCommand, ...] = (), *, level: int = NEWEST
+) -> Snapshot:
     """The initial snapshot, which every founder of a cluster stores before its first start; the same on all of them."""
     state = MetadataState(voters=voters)
+    state.level = level
     for queue in queues:
         state.catalog.perform(queue, state.lanes, state.voters)
     state.position = FOUNDED_AT

@@ -36,6 +36,7 @@ from avow.replication.durable import Place, StoreImage, Synced
 from avow.replication.effects import Effects, Persist, SaveRun
 from avow.replication.tuning import Tuning
 from avow.wire.messages import Entry, Message
+from avow.wire.versions import NEWEST
 
 if TYPE_CHECKING:
     from avow.node.roles import NodeRoles
@@ -158,6 +159,7 @@ class Node:
         incarnation: int,
         image: StoreImage,
         founders: tuple[int, ...],
+        level: int = NEWEST,
         disk: Disk,
         rng: Callable[[], float],
         tuning: Tuning,
@@ -165,13 +167,15 @@ class Node:
         roles: NodeRoles,
         pace: Pace = _PACE,
     ) -> None:
-        """`founders`: the initial voters of the cluster; empty on a peer that joined later. `roles`: a peer has those
-        of `node.roles.SHIPPED`."""
+        """`founders`: the initial voters of the cluster, whose initial level is `level`; empty on a peer that joined
+        later. `roles`: a peer has those of `node.roles.SHIPPED`."""
         self.me, self.disk, self.rng, self.tuning, self.pace, self.roles = me, disk, rng, tuning, pace, roles
         self.now = now  # as of the last input
         self.now_ms = 0  # wall clock, as of the last tick: for deadlines and retention
         self.answers: list[tuple[int, Answer]] = []
         self.heard: dict[int, float] = {}  # peer -> time of its last message
+        self.versions: dict[int, int] = {}  # peer -> the newest version of frames to send it, see `wire.versions`
+        self.not_understood: dict[int, str] = {}  # route -> why messages for it were skipped, for people
         self._runs = roles.run_numbers(incarnation)
         self._proposals: dict[int, tuple[str, int]] = {}  # metadata request -> (pub-sub queue, its own request)
         self._request = OWN_REQUESTS  # number of the last own request (proposals, confirmations)
@@ -181,7 +185,7 @@ class Node:
         self.drain: Callable[[], NodeEffects | None] = self.mux.drain  # what is to be done since the last call, or None
         self._set = roles.lane_set(self, dict(image.lanes))
         self.lanes, self.pubsub = self._set.lanes, self._set.pubsub
-        self.metadata = self._set.open_metadata(founders)
+        self.metadata = self._set.open_metadata(founders, level)
         self.housekeeping = roles.housekeeping(self)
         self._follow_metadata()
 
@@ -463,6 +467,8 @@ class Node:
             ],
             "lanes": [to_builtins(view) for view in lane_views(self, now)],
             "disk_full": self.mux.full,
+            "level": state.level,
+            "not_understood": [{"lane": lane, "reason": why} for lane, why in sorted(self.not_understood.items())],
         }
 
     def statistics(self) -> dict[str, Any]:

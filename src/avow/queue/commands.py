@@ -5,8 +5,9 @@ from clients and other peers, and every peer applies them once they are committe
 `decode` raise an error before anything is stored. A state machine calls the same `decode` before it changes anything,
 and the error's code becomes the entry's outcome.
 
-The bytes are msgpack arrays in the order of the fields. Fields are only ever added at the end, with a default. An
-array with more fields than this version knows is refused, because applying half a command would make peers differ.
+The bytes are msgpack arrays in the order of the fields, with those that have a default. Fields are only ever added at
+the end, with a default. An array with more fields than this version knows is refused, because applying half a command
+would make peers differ; so a command with a new field is a subclass, written once the cluster's level allows it.
 Limits of names and numbers are in the types: a version fits in 62 bits, so sums of versions fit in 64.
 
 CURSOR and TRIM have different commands in a queue's own lane and in the metadata lane, where a pub-sub queue has many
@@ -177,6 +178,13 @@ class SubscriptionCommand(Command, frozen=True, gc=False):
     action: SubscriptionAction
 
 
+class LevelCommand(Command, frozen=True, gc=False):
+    """From here on the cluster may use this version of the protocol (`avow.wire.versions`). A lower one changes
+    nothing."""
+
+    level: Annotated[int, Meta(ge=1, le=255)]
+
+
 class LaneTrimCommand(Command, frozen=True, gc=False):
     """TRIM in the metadata lane. An ended lane that is trimmed to its end is removed."""
 
@@ -202,6 +210,7 @@ METADATA_COMMANDS: Final[Mapping[int, type[Command]]] = {
     Kind.LANE_END: LaneEndCommand,
     Kind.PEER: PeerCommand,
     Kind.SUBSCRIPTION: SubscriptionCommand,
+    Kind.LEVEL: LevelCommand,
 }
 
 _encoder: Final = Encoder()

@@ -24,10 +24,14 @@ returns with another identity (an emptied folder) is refused, because its promis
                           joining, ready --leave--> leaving --gone--> gone
 
 The voters are changed by MEMBERS entries, one step at a time; the table says which voters are wanted.
+
+`level` is the version of the protocol that the cluster's entries may use. Nothing here reads it: a state machine
+performs what is in the log. Peers ask before they append something newer than the first version.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from msgspec.msgpack import Decoder, Encoder
@@ -42,6 +46,7 @@ from avow.queue.commands import (
     LaneEndCommand,
     LaneOpenCommand,
     LaneTrimCommand,
+    LevelCommand,
     MembersCommand,
     PeerCommand,
     QueueCommand,
@@ -50,10 +55,20 @@ from avow.queue.commands import (
 )
 from avow.queue.entry_outcome import DONE, Outcome
 from avow.queue.lane_table import LaneTable
-from avow.queue.records import Lane, MetadataBounds, MetadataSnapshot, MetadataStatistics, PeerInfo, PeerState, Queue
+from avow.queue.records import (
+    Lane,
+    LeveledMetadataSnapshot,
+    MetadataBounds,
+    MetadataSnapshot,
+    MetadataStatistics,
+    PeerInfo,
+    PeerState,
+    Queue,
+)
 from avow.queue.snapshots import seal, unseal
 from avow.queue.write_ids import Recent
 from avow.wire.messages import Entry, Kind
+from avow.wire.versions import FIRST
 
 _STAYS: Final = frozenset({"joining", "ready"})
 
@@ -133,7 +148,7 @@ LAYOUT_VERSION: Final = 1
 
 
 _encoder: Final = Encoder()
-_decoder: Final = Decoder(MetadataSnapshot)
+_decoder: Final = Decoder(LeveledMetadataSnapshot)
 
 
 class MetadataState:
@@ -148,6 +163,7 @@ class MetadataState:
         self.voters = tuple(sorted(voters))
         self.learners = tuple(sorted(learners))
         self.epoch = 0
+        self.level = FIRST  # the version of the protocol that entries may use, see `wire.versions`
         self.lanes = LaneTable(self.bounds.lanes)
         self.catalog = Catalog(
             count_max=self.bounds.queues,
@@ -220,7 +236,8 @@ class MetadataState:
         )
 
     def snapshot(self) -> bytes:
-        body = MetadataSnapshot(
+        kind = MetadataSnapshot if self.level == FIRST else partial(LeveledMetadataSnapshot, level=self.level)
+        body = kind(
             position=self.position,
             refused=self.refused,
             bounds=self.bounds,
@@ -244,7 +261,7 @@ class MetadataState:
         if body.bounds.write_ids < 1:
             raise Malformed("snapshot bounds", expected="at least one write id", found=body.bounds.write_ids)
         state = cls(voters=body.voters, learners=body.learners, bounds=body.bounds)
-        state.position, state.refused, state.epoch = body.position, body.refused, body.epoch
+        state.position, state.refused, state.epoch, state.level = body.position, body.refused, body.epoch, body.level
         state.write_ids = Recent.from_columns(body.bounds.write_ids, *body.write_ids)
         state.catalog.by_name.update((queue.name, queue) for queue in body.queues)
         state.subscribed_at = body.position
@@ -272,6 +289,9 @@ class MetadataState:
                 return self.catalog.subscribe(command, epoch=self.position)
             case PeerCommand():
                 return self.peers.perform(command, (*self.voters, *self.learners))
+            case LevelCommand(level):
+                self.level = max(self.level, level)
+                return DONE
             case LaneOpenCommand():
                 refusal = self.catalog.open_refusal(command.queue, command.route)
                 return refusal or self.lanes.open(command, voters=self.voters, epoch=self.epoch)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from avow import limits
 from avow.queue.commands import RetentionRules, Strategy
 from avow.queue.entry_outcome import Outcome
+from avow.wire.versions import FIRST
 
 Fate: TypeAlias = Literal["published", "discarded", "expired"]
 PeerState: TypeAlias = Literal["joining", "ready", "leaving", "gone"]
@@ -216,3 +217,10 @@ class MetadataSnapshot(Struct, frozen=True, array_like=True, forbid_unknown_fiel
     queues: list[Queue]
     write_ids: tuple[list[bytes], list[Outcome]]
     peers: list[PeerInfo] = []
+
+
+class LeveledMetadataSnapshot(MetadataSnapshot, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The snapshot of a cluster whose level was raised. Peers of the first release cannot read this field, so the
+    snapshot does not have it before."""
+
+    level: int = FIRST

@@ -11,7 +11,8 @@ before both Hellos are checked, and it ends when the run of either peer ends:
 The protocols above tolerate loss, so a link never waits: when a peer reads too slowly, frames to it are dropped and
 counted, and the cores resend what was not answered. All frames of one turn of the event loop are sent in one write.
 
-A Malformed frame closes the link, with the error in the log. The dialling peer reconnects after a short pause.
+A Malformed frame closes the link, with the error in the log. The dialling peer reconnects after a short pause. A frame
+of a kind that this release does not know is intact, and skipped.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from types import MappingProxyType
 from typing import Final, Protocol, cast
 
 from avow.channel.acceptor import Acceptor, open_acceptor
-from avow.errors import AvowError, FolderUnusable, Malformed
+from avow.errors import AvowError, FolderUnusable, Malformed, UnknownKind, UnknownVersion
 from avow.limits import FRAME_SIZE_BYTES_MAX, MIB
 from avow.server.settings import address
-from avow.wire.frames import Hello, decode, decode_hello, encode
+from avow.wire.frames import Hello, decode, decode_hello, encode, route_of
 from avow.wire.messages import Message
 from avow.wire.record import Buffer
 from avow.wire.stream import Decoder
@@ -54,6 +55,10 @@ class Receiver(Protocol):
         ...
 
     def received(self, source: int, route: int, message: Message) -> None: ...
+
+    def not_understood(self, source: int, route: int, reason: str) -> None:
+        """A frame from a newer release was skipped."""
+        ...
 
 
 class Link(asyncio.BufferedProtocol):
@@ -92,7 +97,11 @@ class Link(asyncio.BufferedProtocol):
         try:
             for frame in self._decoder.buffer_updated(count):
                 if self.peer:
-                    route, message = decode(frame)
+                    try:
+                        route, message = decode(frame)
+                    except (UnknownKind, UnknownVersion) as error:
+                        self._links.skipped(self.peer, route_of(frame), error)
+                        continue
                     self._links.receiver.received(self.peer, route, message)
                 else:
                     self._introduced(decode_hello(frame))
@@ -183,7 +192,7 @@ class Links:
         self._acceptor: Acceptor | None = None
         self.strangers: set[Link] = set()
         self._closing = False
-        self._frames = self._refused = self._dropped = 0
+        self._frames = self._refused = self._dropped = self._skipped = 0
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         self._acceptor = await open_acceptor(
@@ -258,6 +267,10 @@ class Links:
             if not self._closing:
                 log.info("link to peer %d lost: %s", link.peer, error or "closed")
 
+    def skipped(self, peer: int, route: int, error: Malformed) -> None:
+        self._skipped += 1
+        self.receiver.not_understood(peer, route, str(error))
+
     def send(self, peer: int, route: int, message: Message) -> None:
         link = self._by_peer.get(peer)
         if link is None:
@@ -307,6 +320,7 @@ class Links:
             "strangers": len(self.strangers),
             "frames_sent": self._frames,
             "refused": self._refused,
+            "skipped": self._skipped,
             "dropped": self._dropped + sum(link.dropped for link in self._by_peer.values()),
         }
 

@@ -19,8 +19,10 @@ from msgspec import Struct
 from avow.errors import FolderUnusable, StorageDamaged
 from avow.storage import checked
 from avow.storage.files import Files, read_whole, write_whole
+from avow.wire.versions import FIRST, NEWEST
 
 _MAGIC: Final = b"AVpb"
+_RAISED: Final = b"AVpl"  # once the level was raised: the first release refuses it, because it cannot read the log
 _NAMES: Final = ("peers", "peers-copy")
 
 
@@ -38,6 +40,7 @@ class _Content(Struct, frozen=True):
     number: int
     founders: tuple[int, ...]
     peers: tuple[KnownPeer, ...]
+    level: int = FIRST
 
 
 _decoder: Final = msgspec.msgpack.Decoder(_Content)
@@ -50,12 +53,18 @@ class PeerRegistry:
         self._files = files
         self.number = 0
         self.founders: tuple[int, ...] = ()
+        self.level = FIRST  # the highest level of the cluster that was seen; for founders, the one it begins with
         self.peers: dict[int, KnownPeer] = {}
         self._read()
 
     def begin(self, number: int, peers: dict[int, KnownPeer], founders: tuple[int, ...]) -> None:
         """The first write in a new folder."""
         self.number, self.founders, self.peers = number, founders, dict(peers)
+        self.level = NEWEST if founders else FIRST
+        self._write()
+
+    def raise_to(self, level: int) -> None:
+        self.level = level
         self._write()
 
     def meet(self, number: int, identity: bytes) -> None:
@@ -93,19 +102,19 @@ class PeerRegistry:
             if data is None:
                 continue
             try:
-                content = _decoder.decode(checked.unseal(_MAGIC, data, file=name))
+                content = _decoder.decode(checked.unseal(_RAISED if data[:4] == _RAISED else _MAGIC, data, file=name))
             except StorageDamaged as flaw:
                 damage.append(flaw)
                 continue
-            self.number, self.founders = content.number, content.founders
+            self.number, self.founders, self.level = content.number, content.founders, content.level
             self.peers = {known.number: known for known in content.peers}
             return
         if damage:
             raise damage[0]
 
     def _write(self) -> None:
-        content = _Content(self.number, self.founders, tuple(self.peers.values()))
-        sealed = checked.seal(_MAGIC, msgspec.msgpack.encode(content))
+        content = _Content(self.number, self.founders, tuple(self.peers.values()), self.level)
+        sealed = checked.seal(_MAGIC if self.level == FIRST else _RAISED, msgspec.msgpack.encode(content))
         for name in _NAMES:  # one after the other: a crash in between leaves one copy intact
             write_whole(self._files, f"{name}.new", [sealed])
             self._files.rename(old=f"{name}.new", new=name)

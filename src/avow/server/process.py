@@ -35,13 +35,15 @@ from avow.server.peer_registry import KnownPeer, PeerRegistry
 from avow.server.settings import Settings
 from avow.storage.data_folder import Folder
 from avow.storage.file_store import FileStore
-from avow.wire.frames import PROTOCOL_VERSION, Hello
+from avow.wire.frames import Hello
 from avow.wire.messages import Message
+from avow.wire.versions import FIRST, NEWEST, common
 
 log: Final = logging.getLogger("avow.server")
 
 TICK_S: Final = 0.02
 _EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
+_NOT_UNDERSTOOD_MAX: Final = 1024  # lanes of which it is said
 
 
 def _supervised(work: Callable[..., None], *arguments: Any) -> None:
@@ -81,7 +83,8 @@ class Peer:
         self.failed: asyncio.Future[str] | None = None  # resolved with the reason when this peer must stop
         self.on_turn: Callable[[], None] | None = None  # called after the effects of a turn of the loop were performed
         self.links: Links | None = None
-        self.runs: dict[int, int] = {}  # of other peers: the incarnation in their last Hello
+        self.runs: dict[int, int] = {}  # of other peers: the incarnation in their last Hello,
+        self.newest: dict[int, int] = {}  # and the newest version of the protocol that they can read
         self.node: Node
 
     # ------------------------------------------------------------------ start and stop
@@ -99,6 +102,7 @@ class Peer:
             incarnation=run,
             image=self._image,
             founders=self.registry.founders,
+            level=self.registry.level,
             disk=self.store,
             rng=random.random,
             tuning=self._tuning,
@@ -159,16 +163,23 @@ class Peer:
     def greeted(self, hello: Hello) -> None:
         if hello.cluster != self.cluster.bytes:
             raise FolderUnusable(f"it belongs to cluster {UUID(bytes=hello.cluster)}, this peer to {self.cluster}")
-        if hello.protocol < PROTOCOL_VERSION:
-            raise FolderUnusable(f"it uses protocol {hello.protocol}, this peer needs {PROTOCOL_VERSION}")
+        version = common(max(hello.oldest, FIRST), hello.newest, level=self.node.metadata.state.level)
         if hello.peer == self.number:
             raise FolderUnusable(f"it has number {hello.peer}, which is this peer's own number")
         self.registry.meet(hello.peer, hello.identity)
-        self.runs[hello.peer] = hello.incarnation
+        self.runs[hello.peer], self.newest[hello.peer] = hello.incarnation, hello.newest
+        self.node.versions[hello.peer] = version
 
     def received(self, source: int, route: int, message: Message) -> None:
         _supervised(self.node.receive, source, route, message, time.monotonic())
         self.wake()
+
+    def not_understood(self, source: int, route: int, reason: str) -> None:
+        """Said once for each lane: the sender repeats what is not answered."""
+        known = self.node.not_understood
+        if route not in known and len(known) < _NOT_UNDERSTOOD_MAX:
+            known[route] = f"peer {source} sent what this release cannot read: {reason}. Upgrade this peer"
+            log.error("lane %d is not served here: %s", route, known[route])
 
     def addresses(self) -> dict[int, str]:
         return {known.number: known.link for known in self.registry.peers.values() if known.link and not known.gone}
@@ -248,8 +259,9 @@ class Peer:
         node.disk_full(full=self.store.full or bool(self._unwritten))
         node.tick(time.monotonic(), self.now_ms())
         self._learn_peers()
-        if node.housekeeping.refused and self.failed is not None and not self.failed.done():
-            self.failed.set_result(node.housekeeping.refused)
+        self._learn_level()
+        if node.housekeeping.refused:
+            self._fail(node.housekeeping.refused)
 
     def _learn_peers(self) -> None:
         """Copies what the metadata lane says about peers to the registry, and adjusts the links."""
@@ -264,6 +276,27 @@ class Peer:
         if (changed or not self._dialled) and self.links is not None:
             self._dialled = True
             self.links.dial_all()
+
+    def _learn_level(self) -> None:
+        """Once the level is raised, older peers are not linked to, and older releases do not open the folder."""
+        level = self.node.metadata.state.level
+        if level <= self.registry.level:
+            return
+        if level > NEWEST:
+            self._fail(
+                f"the cluster was raised to version {level} of the protocol and this release reads up to {NEWEST}: "
+                "this peer stops. Start it with a newer release"
+            )
+            return
+        self.registry.raise_to(level)
+        log.info("the cluster uses version %d of the protocol from here on", level)
+        for number in [number for number, newest in self.newest.items() if newest < level]:
+            if self.links is not None:
+                self.links.cut(number, f"it reads the protocol up to version {self.newest[number]} only")
+
+    def _fail(self, reason: str) -> None:
+        if self.failed is not None and not self.failed.done():
+            self.failed.set_result(reason)
 
     # ------------------------------------------------------------------ statistics
 

@@ -42,6 +42,7 @@ from avow.server.settings import Settings, address, address_text, founders_of
 from avow.storage.data_folder import Folder, identity_of, open_folder
 from avow.storage.file_store import FileStore
 from avow.storage.store import Sizes
+from avow.wire.versions import NEWEST
 
 log: Final = logging.getLogger("avow.server")
 
@@ -192,6 +193,11 @@ def _reopen(path: Path, settings: Settings, cluster: UUID, identity: UUID) -> tu
             raise FolderUnusable(
                 f"{path} has an identity but no list of peers: the first start did not finish. "
                 "Empty the folder and start again"
+            )
+        if registry.level > NEWEST:
+            raise FolderUnusable(
+                f"{path} belongs to a cluster that uses version {registry.level} of the protocol, and this release "
+                f"reads up to {NEWEST}; nothing was changed. Start this peer with a newer release"
             )
         configured = founders_of(settings)
         if settings.founders and settings.number != registry.number:

@@ -5,10 +5,11 @@ the stream into whole frames. A frame's fixed part has its own crc; entries foll
 every byte is covered exactly once, and a follower can store or pass on a record exactly as it came (`raw_records`).
 
 The encoding is defined by data: one line of `_LAYOUTS` for each class of `messages`. During an upgrade peers of
-different releases use the same kinds: never reuse a number.
+different releases use the same kinds: never reuse a number. `versions` says when a new kind may be sent.
 
-After a Malformed the link must be closed, because the stream cannot be resynchronised. The other side reconnects, and
-the protocols above repeat what was not answered.
+`decode` raises UnknownKind or UnknownVersion for a frame that is intact but not of this release: skip it, the link can
+go on. After any other Malformed, and any of the decoder, the link must be closed, because the stream cannot be
+resynchronised. The other side reconnects, and the protocols above repeat what was not answered.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from avow.errors import (
     BadOffsets,
     CountOverflow,
     InvalidRequest,
+    Malformed,
     TooLarge,
     TooLong,
     TooShort,
@@ -36,6 +38,7 @@ from avow.errors import (
 )
 from avow.wire import messages as m
 from avow.wire.record import HEADER_SIZE_BYTES, Buffer, entry_parts, padded, padding, plain_view, unpack_entry
+from avow.wire.versions import NEWEST, OLDEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 # byte  size  field
 #    0     4  crc32c of bytes 4 to the end of the head, padding included
 #    4     2  magic "Av"
-#    6     1  protocol version, 1
+#    6     1  version of this layout, 1
 #    7     1  kind, see _LAYOUTS
 #    8     4  length of the whole frame, a multiple of 8
 #   12     4  route: the lane (two-phase) or the queue (pub-sub) the message is for
@@ -61,7 +64,7 @@ if TYPE_CHECKING:
 # crc (BadChecksum), kind (UnknownKind), flags (UnknownVersion), count of records (CountOverflow), fixed fields and tail
 # (TooShort, TooLong, BadOffsets), each record (as in `record`), nothing after the last (TooLong).
 
-PROTOCOL_VERSION: Final = 1
+LAYOUT_VERSION: Final = 1
 FRAME_HEADER_SIZE_BYTES: Final = 24
 
 _MAGIC: Final = b"Av"
@@ -83,7 +86,8 @@ class Hello(Struct, frozen=True, gc=False):
     identity: bytes  # uuid of the peer's data folder, 16 bytes: after a wipe it is another peer
     peer: int
     incarnation: int
-    protocol: int = PROTOCOL_VERSION  # the newest version that this peer supports
+    newest: int = NEWEST  # version of the protocol that this peer can read, and
+    oldest: int = OLDEST  # the oldest one; 0 in the first release, whose Hello had no range
 
 
 # Q: ballots, owner runs, requests, rounds. q: positions, versions, lanes; in some -1 has a meaning. ?: yes or no.
@@ -117,7 +121,7 @@ _LAYOUTS: Final[tuple[tuple[int, type[Struct], str, str], ...]] = (
     (26, m.Refill, "qqq", "entries"),
     (27, m.Refilled, "qqq", ""),
     (28, m.LaneHeartbeat, "", "lanes"),
-    (255, Hello, "16s16sIQH", ""),
+    (255, Hello, "16s16sIQBB", ""),
 )
 
 
@@ -186,7 +190,7 @@ def _assemble(kind: int, route: int, *, count: int, head: list[Buffer], records:
             f"not {length} and {count}; nothing was sent"
         )
     try:
-        covered = _COVERED.pack(_MAGIC, PROTOCOL_VERSION, kind, length, route, head_length, count, 0)
+        covered = _COVERED.pack(_MAGIC, LAYOUT_VERSION, kind, length, route, head_length, count, 0)
     except error as cause:
         raise InvalidRequest(f"route {route} is not an unsigned 32-bit number; nothing was sent") from cause
     head.append(padding(head_length))
@@ -233,7 +237,7 @@ def decode(frame: Buffer) -> tuple[int, m.Message]:
     """Route and message of one whole frame. Entries' batches are views of the frame's memory, which they keep alive."""
     head = _read_head(plain_view(frame))
     if head.shape.message is Hello:
-        raise UnknownKind("frame", expected="a message", found="a second Hello", at=7)
+        raise Malformed("frame", expected="a message", found="a second Hello", at=7)
     return head.route, cast(m.Message, _read_message(head))
 
 
@@ -241,8 +245,13 @@ def decode_hello(frame: Buffer) -> Hello:
     """Decode the first frame of a link, which must be a Hello."""
     head = _read_head(plain_view(frame))
     if head.shape.message is not Hello:
-        raise UnknownKind("first frame of a link", expected="Hello", found=head.shape.message.__name__, at=7)
+        raise Malformed("first frame of a link", expected="Hello", found=head.shape.message.__name__, at=7)
     return cast(Hello, _read_message(head))
+
+
+def route_of(frame: Buffer) -> int:
+    """The route of a whole frame, also of one that `decode` does not know."""
+    return cast(int, _HEADER.unpack_from(frame)[5])
 
 
 def raw_records(frame: Buffer) -> list[memoryview]:
@@ -267,7 +276,7 @@ def _read_head(frame: memoryview) -> _Head:
         raise BadChecksum("frame head", expected=f"{expected_crc:08x}", found=f"{crc:08x}", at=0)
     shape = _BY_KIND.get(kind)
     if shape is None:
-        raise UnknownKind("frame", expected="a kind of protocol version 1", found=kind, at=7)
+        raise UnknownKind("frame", expected=f"a kind of protocol version {NEWEST}", found=kind, at=7)
     if flags:
         raise UnknownVersion("frame flags", expected=0, found=f"{flags:#x}", at=22)
     _check_record_count(shape, count)
@@ -286,8 +295,8 @@ def next_length(view: memoryview, at: int) -> int:
     magic, version, length = _START.unpack_from(view, at)
     if magic != _MAGIC:
         raise BadMagic("frame", expected=_MAGIC, found=magic, at=4)
-    if version != PROTOCOL_VERSION:
-        raise UnknownVersion("frame protocol", expected=PROTOCOL_VERSION, found=version, at=6)
+    if version != LAYOUT_VERSION:
+        raise UnknownVersion("frame layout", expected=LAYOUT_VERSION, found=version, at=6)
     if length > limits.FRAME_SIZE_BYTES_MAX:
         raise CountOverflow("frame length", expected=f"<= {limits.FRAME_SIZE_BYTES_MAX}", found=length, at=8)
     if length < FRAME_HEADER_SIZE_BYTES:

@@ -32,6 +32,7 @@ class Kind:
     LANE_END = 10  # metadata lane: the end of a pub-sub lane, decided once
     PEER = 11  # metadata lane: identity, addresses and state of a peer
     SUBSCRIPTION = 12  # metadata lane: the readers of a subscriber
+    LEVEL = 13  # metadata lane: the version of the protocol that may be used from here on, see `versions`
 
     NAMES = (
         "noop",
@@ -47,6 +48,7 @@ class Kind:
         "lane-end",
         "peer",
         "subscription",
+        "level",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,14 +16,16 @@ from avow.queue.commands import (
     LaneEndCommand,
     LaneOpenCommand,
     LaneTrimCommand,
+    LevelCommand,
     MembersCommand,
     QueueCommand,
     RetentionRules,
     SubscriptionCommand,
 )
 from avow.queue.entry_outcome import Outcome
-from avow.queue.metadata_state import MetadataState
-from avow.queue.records import MetadataBounds
+from avow.queue.metadata_state import LAYOUT_VERSION, MAGIC, MetadataState
+from avow.queue.records import MetadataBounds, MetadataSnapshot
+from avow.queue.snapshots import unseal
 from avow.queue.state import QueueState
 from avow.wire.messages import Entry, Kind
 
@@ -411,3 +414,30 @@ def test_numbers_voters_and_ends_of_lanes_never_change(steps: list[Step]) -> Non
             if lane.ended:
                 assert decided.setdefault(lane.number, lane.end) == lane.end
         assert all(lane.epoch >= state.epoch - 1 for lane in state.open_lanes())
+
+
+# The level of the cluster
+
+
+def raises_level(level: int) -> Step:
+    return command(Kind.LEVEL, LevelCommand(level))
+
+
+def test_the_level_only_rises() -> None:
+    state = founded()
+    levels = []
+    for level in (1, 3, 2, 3):
+        assert codes(apply_all(state, raises_level(level))) == [""]
+        levels.append(state.level)
+    assert levels == [1, 3, 3, 3]
+
+
+def test_peers_of_the_first_release_can_read_the_snapshot_until_the_level_is_raised() -> None:
+    state = founded()
+    first_release = msgspec.msgpack.Decoder(MetadataSnapshot)
+    found = unseal(state.snapshot(), first_release, magic=MAGIC, version=LAYOUT_VERSION)
+    assert found.voters == (1, 2, 3)
+    apply_all(state, raises_level(2))
+    assert MetadataState.restore(state.snapshot()).level == 2
+    with pytest.raises(Malformed, match="at most length 13"):
+        unseal(state.snapshot(), first_release, magic=MAGIC, version=LAYOUT_VERSION)

@@ -41,3 +41,13 @@ def test_one_damaged_page_is_restored_from_its_copy_and_two_are_damage(tmp_path:
     (tmp_path / "peers-copy").write_bytes(b"garbage")
     with pytest.raises(StorageDamaged):
         PeerRegistry(DiskFiles(tmp_path))
+
+
+def test_a_release_before_levels_refuses_the_folder_once_the_level_was_raised(tmp_path: Path) -> None:
+    registry = PeerRegistry(DiskFiles(tmp_path))
+    registry.begin(3, {3: KnownPeer(3, "127.0.0.1:3", ME)}, ())
+    magics = [(tmp_path / "peers").read_bytes()[:4]]
+    registry.raise_to(2)
+    magics.append((tmp_path / "peers").read_bytes()[:4])
+    assert magics == [b"AVpb", b"AVpl"]
+    assert PeerRegistry(DiskFiles(tmp_path)).level == 2

@@ -5,10 +5,9 @@ from __future__ import annotations
 from struct import pack_into
 
 import pytest
-from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.wire.wire_frames import CLASSES, MESSAGES, frame_of, message_of
+from tests.unit.wire.wire_frames import CLASSES, MESSAGES, frame_of, message_of, resigned
 from tests.unit.wire.wire_material import forged
 
 from avow.errors import (
@@ -16,6 +15,7 @@ from avow.errors import (
     BadMagic,
     BadOffsets,
     CountOverflow,
+    FolderUnusable,
     InvalidRequest,
     Malformed,
     TooLarge,
@@ -28,6 +28,7 @@ from avow.limits import BATCH_SIZE_BYTES_MAX, ENQUEUE_ENTRIES_MAX, FRAME_SIZE_BY
 from avow.wire import messages as m
 from avow.wire.batch import encode_batch, pack_entry, unpack_entry
 from avow.wire.frames import Hello, decode, decode_hello, encode, raw_records
+from avow.wire.versions import NEWEST, common
 
 ROUTES = st.integers(0, 2**32 - 1)
 ENTRY = unpack_entry(bytes(encode_batch([b"value"] * 3, write_id=b"w" * 16)))
@@ -53,10 +54,39 @@ def test_all_messages_have_a_layout_and_there_are_28_of_them() -> None:
 def test_a_hello_is_the_first_frame_and_only_the_first() -> None:
     frame = b"".join(encode(0, HELLO))
     assert decode_hello(frame) == HELLO
-    with pytest.raises(UnknownKind):
+    with pytest.raises(Malformed, match="a second Hello"):
         decode(frame)
-    with pytest.raises(UnknownKind):
+    with pytest.raises(Malformed, match="expected Hello, found Claim"):
         decode_hello(frame_of(0, m.Claim(1)))
+
+
+def test_the_hello_of_the_first_release_and_ours_are_read_by_both() -> None:
+    """It had one number of 16 bits, the newest version, and accepts any that is at least 1."""
+    ours = bytearray(b"".join(encode(0, HELLO)))
+    at = len(ours) - 4  # two bytes of padding follow
+    assert int.from_bytes(ours[at : at + 2], "little") >= 1
+    theirs = resigned(bytes(ours), "H", at, 1)
+    assert decode_hello(theirs) == Hello(b"c" * 16, b"p" * 16, 3, 17, newest=1, oldest=0)
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "level", "version"),
+    [
+        (1, 1, 1, 1),
+        (1, NEWEST, 1, NEWEST),
+        (1, NEWEST, NEWEST, NEWEST),
+        (1, 200, NEWEST, NEWEST),
+        (NEWEST, 200, 1, 2),
+    ],
+)
+def test_a_link_uses_the_newest_version_that_both_ends_read(oldest: int, newest: int, level: int, version: int) -> None:
+    assert common(oldest, newest, level=level) == version
+
+
+@pytest.mark.parametrize(("oldest", "newest", "level"), [(1, 1, 2), (200, 201, 1), (0, 0, 1)])
+def test_a_peer_without_a_common_version_is_refused(oldest: int, newest: int, level: int) -> None:
+    with pytest.raises(FolderUnusable, match="of the protocol"):
+        common(oldest, newest, level=level)
 
 
 def test_records_are_embedded_unchanged_in_a_frame_and_can_be_passed_on() -> None:
@@ -103,15 +133,6 @@ def test_numbers_that_do_not_fit_their_field_are_not_sent() -> None:
 
 
 # --------------------------------------------------------- frames that are wrong
-
-
-def resigned(frame: bytes | bytearray, layout: str, at: int, *numbers: int | bytes) -> bytearray:
-    """Other numbers in a frame's head, with a true checksum."""
-    copy = bytearray(frame)
-    pack_into("<" + layout, copy, at, *numbers)
-    head_end = int.from_bytes(copy[16:20], "little") + 7 & ~7
-    pack_into("<I", copy, 0, crc32c(memoryview(copy)[4:head_end]))
-    return copy
 
 
 CLAIM = frame_of(9, m.Claim(0x10001))  # 24 + 8 bytes

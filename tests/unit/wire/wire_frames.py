@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from struct import pack_into
 from typing import get_args
 
+from crc32c import crc32c
 from hypothesis import strategies as st
 from msgspec.structs import fields
 from tests.unit.wire.wire_material import ENTRIES, POSITION, U64
@@ -45,3 +47,12 @@ MESSAGES = st.sampled_from(CLASSES).flatmap(message_of)
 
 def frame_of(route: int, message: m.Message) -> bytes:
     return b"".join(encode(route, message))
+
+
+def resigned(frame: bytes | bytearray, layout: str, at: int, *numbers: int | bytes) -> bytearray:
+    """Other numbers in a frame's head, with a true checksum."""
+    copy = bytearray(frame)
+    pack_into("<" + layout, copy, at, *numbers)
+    head_end = int.from_bytes(copy[16:20], "little") + 7 & ~7
+    pack_into("<I", copy, 0, crc32c(memoryview(copy)[4:head_end]))
+    return copy

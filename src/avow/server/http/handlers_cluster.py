@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from avow.errors import InvalidRequest
+from avow.errors import InvalidRequest, UpgradeUnfinished
 from avow.node.answers import Done
-from avow.queue.commands import PeerCommand, encode
+from avow.queue.commands import LevelCommand, PeerCommand, encode
 from avow.server.http import schemas
 from avow.server.http.api import Api
 from avow.server.http.error_reply import reply_of_answer
@@ -27,6 +27,7 @@ from avow.server.http.request import HttpRequest
 from avow.server.http.route import METRICS
 from avow.server.settings import address
 from avow.wire.messages import Kind
+from avow.wire.versions import NEWEST
 
 _ALIVE: Final = msgspec.json.encode(schemas.Health("alive"))
 _SCHEMES: Final = ("http://", "https://")
@@ -77,7 +78,7 @@ def show_me(api: Api, request: HttpRequest, asked: schemas.NoParameters, content
 
 
 def list_peers(api: Api, request: HttpRequest, asked: schemas.NoParameters, content: None) -> None:  # noqa: ARG001
-    api.answer(request, schemas.Peers(_peers(api)))
+    api.answer(request, schemas.Peers(_peers(api), api.node.metadata.state.level))
 
 
 async def join_peer(api: Api, request: HttpRequest, asked: schemas.NoParameters, content: schemas.Join) -> None:  # noqa: ARG001
@@ -105,6 +106,36 @@ async def remove_peer(api: Api, request: HttpRequest, asked: schemas.PeerParamet
     api.answer(request, schemas.Leaving(asked.number, "gone" if gone else "leaving"), status=202)
 
 
+async def raise_level(
+    api: Api,
+    request: HttpRequest,
+    asked: schemas.NoParameters,  # noqa: ARG001
+    content: schemas.RaiseLevel,
+) -> None:
+    """Every member must be linked to this peer at this moment: what a silent one can read is not known."""
+    wanted, state = content.level or NEWEST, api.node.metadata.state
+    if wanted > NEWEST:
+        raise InvalidRequest(
+            f"this release reads the protocol up to version {NEWEST}, not {wanted}; nothing was changed"
+        )
+    behind = [
+        f"peer {peer.number} " + (f"reads up to {peer.newest}" if peer.connected else "is not connected")
+        for peer in _peers(api)
+        if peer.state != "gone" and (not peer.connected or peer.newest < wanted)
+    ]
+    if behind and wanted > state.level:
+        raise UpgradeUnfinished(
+            f"the level stays at {state.level}: {', '.join(behind)}; nothing was changed. Start every peer with a "
+            f"release that reads version {wanted}, or remove it from the cluster"
+        )
+    if wanted > state.level:
+        answer = await api.command(Kind.LEVEL, encode(LevelCommand(wanted)), write_id=os.urandom(16))
+        if not isinstance(answer, Done):
+            request.reply(reply_of_answer(answer))
+            return
+    api.answer(request, schemas.ClusterLevel(max(wanted, state.level)))
+
+
 def _peers(api: Api) -> list[schemas.Peer]:
     state, peer = api.node.metadata.state, api.peer
     linked = set(peer.links.connected) if peer.links is not None else set()
@@ -117,6 +148,7 @@ def _peers(api: Api) -> list[schemas.Peer]:
             state=info.state,
             voter=info.number in state.voters,
             connected=info.number in linked or info.number == api.node.me,
+            newest=NEWEST if info.number == api.node.me else peer.newest.get(info.number, 0),
         )
         for info in state.peers.by_number.values()
     ]

@@ -36,6 +36,7 @@ from avow.errors import (
     UnknownSubscriber,
     UnknownTopic,
     UnknownTransaction,
+    UpgradeUnfinished,
 )
 from avow.server.http import schemas
 from avow.server.http.route import BATCH, JSON, METRICS, NDJSON, SCRIPT, TEXT, Errors, Route
@@ -81,6 +82,16 @@ CLUSTER: Final = (
         answer=schemas.Leaving,
         statuses=(202,),
         errors=(UnknownPeer, MembershipBusy),
+    ),
+    Route(
+        "raise_level",
+        "POST",
+        "/v1/level",
+        "let the cluster use what a new release added, once every peer runs it; there is no way back",
+        right="admin",
+        body=schemas.RaiseLevel,
+        answer=schemas.ClusterLevel,
+        errors=(UpgradeUnfinished,),
     ),
 )
 

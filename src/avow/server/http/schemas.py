@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from avow import limits
 from avow.queue.commands import Strategy
 from avow.server.access import QueueRight
+from avow.wire.versions import FIRST
 
 ChannelRole: TypeAlias = Literal["producer", "subscriber", "reader", "observer"]
 Level: TypeAlias = Literal["local", "at_least", "linearizable"]
@@ -136,7 +137,9 @@ class Me(Struct, frozen=True):
 
 
 class Peer(Struct, frozen=True):
-    """`identity` is the uuid of its data folder as 32 hex digits; `connected`: the answering peer has a link to it."""
+    """`identity` is the uuid of its data folder as 32 hex digits; `connected`: the answering peer has a link to it.
+    `newest`: the version of the protocol up to which it can read, as of its last link; 0: not known to the answering
+    peer."""
 
     number: int
     identity: str
@@ -145,10 +148,24 @@ class Peer(Struct, frozen=True):
     state: Literal["joining", "ready", "leaving", "gone"]
     voter: bool
     connected: bool
+    newest: int = 0
 
 
 class Peers(Struct, frozen=True):
+    """`level`: the version of the protocol that the cluster uses."""
+
     peers: list[Peer]
+    level: int = FIRST
+
+
+class RaiseLevel(Struct, frozen=True, forbid_unknown_fields=True):
+    """`level` 0: the newest version of the protocol that the answering peer can read."""
+
+    level: Annotated[int, Meta(ge=0, le=255)] = 0
+
+
+class ClusterLevel(Struct, frozen=True):
+    level: int
 
 
 class Join(Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,7 +186,8 @@ class Leaving(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """One peer's view of the cluster. `version`: of the software that this peer runs."""
+    """One peer's view of the cluster. `version`: of the software that this peer runs. `level`: of the protocol that the
+    cluster uses. `not_understood`: lanes for which a newer peer sent what this one cannot read."""
 
     cluster: str
     version: str
@@ -180,6 +198,8 @@ class Status(Struct, frozen=True):
     lanes: list[dict[str, Any]]
     storage: dict[str, Any]
     disk_full: bool
+    level: int
+    not_understood: list[dict[str, Any]]
 
 
 # ---------------------------------------------------------------------- queues

@@ -50,6 +50,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "list_peers": handlers_cluster.list_peers,
     "join_peer": handlers_cluster.join_peer,
     "remove_peer": handlers_cluster.remove_peer,
+    "raise_level": handlers_cluster.raise_level,
     "list_queues": handlers_queues.list_queues,
     "create_queue": handlers_queues.create_queue,
     "show_queue": handlers_queues.show_queue,
