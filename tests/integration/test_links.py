@@ -218,13 +218,13 @@ def test_a_frame_of_a_newer_release_is_skipped_and_the_link_goes_on() -> None:
     frame = bytes(frame_of(0, Enqueue(5, 0, 0, (Entry(1, 5, Kind.DATA, 1),), 0, 0)))
     record_at = len(frame) - HEADER_SIZE_BYTES
     newer_record = frame[:record_at] + bytes(forged(frame[record_at:], "B", 9, 77))
-    newer = [resigned(frame, "B", 7, 77), resigned(frame, "H", 22, 1), newer_record]
+    newer: list[bytes | bytearray] = [resigned(frame, "B", 7, 77), resigned(frame, "H", 22, 1), newer_record]
 
     async def scenario() -> None:
         low, high = await pair()
         link = high.links._by_peer[1]
-        for route, frame in enumerate(newer, 3):
-            link.send([resigned(frame, "I", 12, route)])
+        for route, made in enumerate(newer, 3):
+            link.send([resigned(made, "I", 12, route)])
             high.say(1, Heartbeat(route, coordinating=False, cursor=0), route=route)
         await until(lambda: len(low.heard) == 3)
         assert [(source, route) for source, route, _ in low.skipped] == [(2, 3), (2, 4), (2, 5)]
