@@ -35,6 +35,7 @@ from avow.wire.batch import Batch
 from avow.wire.ranges import CONTENT_TYPE as RANGES
 from avow.wire.ranges import range_parts
 from avow.wire.record import read_record, unpack_entry
+from avow.wire.versions import NEWEST
 
 Reply = tuple[int, dict[str, str], bytes]
 Script = Callable[["Request"], "AvowError | str | float | None"]
@@ -290,6 +291,7 @@ class PeerServer:
             "state": "ready",
             "voter": True,
             "connected": self.server is not None,
+            "newest": NEWEST,
         }
 
     def described(self, queue: str) -> dict[str, Any]:

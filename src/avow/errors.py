@@ -22,7 +22,8 @@
     ├── ChannelFailed        a channel has ended; it returns every message that no acknowledged commit covers
     ├── Unknown              indefinite: it may or may not have happened; repeat it with the same write id
     └── StorageDamaged       a synced byte changed: file, position, expected, found
-        └── UnfitToVote      the damage may include a promise; the peer must not vote under its number again
+        ├── UnfitToVote      the damage may include a promise; the peer must not vote under its number again
+        └── Irreparable      the peer is alone in its cluster, and nothing can repair what it lost
 
 `definite`: the operation did not and will not happen. `retriable`: trying again may succeed. `needs_new_target`
 restricts that: the same call never succeeds, only one that names another lane or another channel. `is_transient`
@@ -418,6 +419,16 @@ class UnfitToVote(StorageDamaged):
     advice = (
         "A promise of this peer may be lost, so it must not vote under its number again. Remove it from the cluster, "
         "keep the folder for inspection, and join a new peer with an empty folder"
+    )
+
+
+class Irreparable(StorageDamaged):
+    """A peer that is alone in its cluster lost data, so no other peer can repair it. Nothing was changed."""
+
+    code = "IRREPARABLE"
+    advice = (
+        "This peer is the only one of its cluster, so nothing can repair what is missing; the folder was not changed. "
+        "Bring the file back if it was moved, or restore the folder from a backup"
     )
 
 

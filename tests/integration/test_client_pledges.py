@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,6 +68,12 @@ async def bank(folder: Path, coordinator: ScriptedCoordinator) -> AsyncIterator[
         async with await avow.connect(coordinator.url, timeout_s=3.0) as client:
             yield client, engine, service
     await engine.dispose()
+    await until(no_connection_is_left)
+
+
+def no_connection_is_left() -> bool:
+    """aiosqlite answers to the event loop from a thread for each connection; the loop must not be closed before."""
+    return not any("_connection_worker_thread" in thread.name for thread in threading.enumerate())
 
 
 async def amount(engine: AsyncEngine) -> int:

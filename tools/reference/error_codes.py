@@ -69,6 +69,7 @@ WHAT_TO_DO: Final[Mapping[str, str]] = {
     "ChannelFailed": "`pending` has the unacknowledged messages: send them again, or query each write id",
     "Unknown": "repeat with the same write id, or call `queue.outcome(write_id)`: it takes effect once",
     "StorageDamaged": "nothing: the peer fetches the lane again from the others. Check the disk",
+    "Irreparable": "bring the missing file back, or restore from a backup; see [disasters](../operations/disaster.md)",
     "UnfitToVote": "remove this peer, keep its folder, let a new one join; see [disasters](../operations/disaster.md)",
 }
 

@@ -46,8 +46,12 @@ class Backfill:
         main: Read | None,
         snapshot_at: int,
         needed_from: int,
+        missing_upto: int = 0,
     ) -> None:
-        """`main` reads the lane's own storage, `read` its history. The log in memory begins at `snapshot_at`."""
+        """`main` reads the lane's own storage, `read` its history. The log in memory begins at `snapshot_at`.
+
+        `missing_upto`: of the entries up to there, the lane's own storage lacks some.
+        """
         self.lane, self.read = lane, read
         self._saves: list[Persist] = []
         self._restarts = 0
@@ -55,12 +59,12 @@ class Backfill:
         self._unsnapped = 0  # bytes of the history since its own snapshot, which spares a restart from loading them
         self.main_base = snapshot_at
         if main is not None and needed_from <= snapshot_at:
-            self.main_base = _first_held(main, low=needed_from - 1, high=snapshot_at)
+            self.main_base = _first_held(main, low=max(needed_from - 1, missing_upto), high=snapshot_at)
         self._snapshot_at = self.start = self.end = self.durable_end = 0
         if image is not None and image.snapshot is not None:
             self._snapshot_at = self.start = image.snapshot.position
             self.end = self.durable_end = self.start + len(image.entries)
-        damaged = image is not None and image.damaged_from > 0
+        damaged = image is not None and (image.damaged_from > 0 or image.unreadable_upto > 0)
         if read is not None and self.end:
             self._look(read, needed_from, damaged=damaged)
         self.busy = read is not None and not self.is_whole(needed_from)

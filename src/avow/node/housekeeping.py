@@ -70,6 +70,7 @@ class Housekeeping:
         self._announcements: set[int] = set()
         self._confirmation = 0
         self._confirmed = False
+        self._bounding = 0  # the confirmation after which the loss of a part of the log is bounded
 
     def tick(self, now: float) -> None:
         if now < self._due_at:
@@ -77,6 +78,7 @@ class Housekeeping:
         self._due_at = now + self._pace.every_s
         self._announce(now)
         self._become_ready(now)
+        self._bound_loss(now)
         self._say_gone(now)
         self._forget_silent(now)
         self._leave_for_dead(now)
@@ -89,6 +91,10 @@ class Housekeeping:
     def on_answer(self, request: int, answer: Answer) -> None:
         if request == self._confirmation:
             self._confirmation, self._confirmed = 0, isinstance(answer, Done)
+        elif request == self._bounding:
+            self._bounding = 0
+            if isinstance(answer, Done) and self._node.loss_is_unbounded:
+                self._node.bound_loss()
         elif request in self._announcements:
             self._announcements.discard(request)
             if isinstance(answer, Refusal) and answer.code == "FOLDER_UNUSABLE":
@@ -123,6 +129,13 @@ class Housekeeping:
                 self._confirmation = node.confirm(now)
         elif self._due("ready", now):
             node.propose(Kind.PEER, encode(PeerCommand("ready", node.me)), now)
+
+    def _bound_loss(self, now: float) -> None:
+        """Storage that lost a part of its log does not know which lanes it had. Every lane created before a read of the
+        metadata lane that began after the start may be one of them, no later one can."""
+        node = self._node
+        if node.loss_is_unbounded and not node.metadata.core.repairing and self._due("bound", now):
+            self._bounding = node.confirm(now)
 
     # ------------------------------------------------------------------ members
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from avow.ids import REPAIRING
 from avow.node.backfill import HISTORY
 from avow.node.lane.queue_lane import QueueLane
 from avow.node.metadata_lane import METADATA_LANE, LanesListed, MetadataLane, founding_snapshot
@@ -21,7 +22,8 @@ from avow.node.pubsub.lanes import forgotten_images
 from avow.node.pubsub.queue import PubSubQueue
 from avow.queue.records import Queue
 from avow.queue.state import QueueState
-from avow.replication.effects import LaneImage, SaveSnapshot
+from avow.replication.durable import LOST_UNBOUNDED, LaneImages
+from avow.replication.effects import LaneImage, SaveLossBound, SaveSnapshot
 from avow.replication.pubsub.retention import emptied
 from avow.wire.messages import Entry, Snapshot
 
@@ -55,20 +57,19 @@ _READ_SIZE_BYTES: Final = 8 * 1024 * 1024  # of one read of older entries, for a
 class LaneSet:
     """`images` is what storage found of lanes that are not open yet."""
 
-    def __init__(self, node: Node, images: dict[int, LaneImage]) -> None:
+    def __init__(self, node: Node, images: LaneImages) -> None:
         self._node, self.images = node, images
         self.lanes: dict[int, QueueLane] = {}
         self.pubsub: dict[str, PubSubQueue] = {}
 
     def open_metadata(self, founders: tuple[int, ...], level: int) -> MetadataLane:
         node = self._node
-        found = self.images.pop(METADATA_LANE, None)
-        if found is None or (found.snapshot is None and not found.entries and founders):
-            found = found or LaneImage()
-            if founders:
-                snapshot = founding_snapshot(founders, level=level)
-                found = LaneImage(found.promised, found.stamped, snapshot, [])
-                node.mux.saves.append(SaveSnapshot(METADATA_LANE, snapshot, reset=True))
+        found = self.images.take(METADATA_LANE)
+        found = found or LaneImage()
+        if founders and _is_new(found):
+            snapshot = founding_snapshot(founders, level=level)
+            found = LaneImage(found.promised, found.stamped, snapshot, [])
+            node.mux.saves.append(SaveSnapshot(METADATA_LANE, snapshot, reset=True))
         lane = node.roles.metadata_lane(
             me=node.me,
             lane=METADATA_LANE,
@@ -90,8 +91,8 @@ class LaneSet:
         node = self._node
         if _was_dropped(self.images.get(number)):
             return
-        image = self.images.pop(number, None) or LaneImage()
-        begins = image.snapshot is None and not image.entries and not image.damaged_from and node.me in queue.founders
+        image = self.images.take(number) or LaneImage()
+        begins = node.me in queue.founders and _is_new(image)
         if begins:
             snapshot = node.roles.founding_lane(queue.founders)
             image = LaneImage(image.promised, image.stamped, snapshot, [])
@@ -153,6 +154,15 @@ class LaneSet:
         node.mux.saves.extend(held.abandon())
         node.collect(held.take_answers())
 
+    @property
+    def loss_is_unbounded(self) -> bool:
+        return self.images.lost_below == LOST_UNBOUNDED
+
+    def bound_loss(self) -> None:
+        """The metadata lane was read as of now: lanes that get a number later cannot have been lost."""
+        self.images.lost_below = self._node.metadata.state.lanes.next_number
+        self._node.mux.saves.append(SaveLossBound(self.images.lost_below))
+
     def forget_gone(self) -> None:
         """Delete from disk the lanes that were created and removed while this peer was down. They are never opened
         here, so nothing else deletes them."""
@@ -175,6 +185,12 @@ class LaneSet:
 
     def _read(self, lane: int, after: int, max_entries: int) -> list[Entry]:
         return self._node.disk.read(lane, after=after, max_entries=max_entries, max_bytes=_READ_SIZE_BYTES)
+
+
+def _is_new(image: LaneImage) -> bool:
+    """Nothing of the lane was ever here. A lane that was here and is lost must not begin again as its founders did."""
+    lost = image.damaged_from > 0 or image.stamped == REPAIRING
+    return image.snapshot is None and not image.entries and not lost
 
 
 def _was_dropped(image: LaneImage | None) -> bool:

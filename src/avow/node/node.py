@@ -32,7 +32,7 @@ from avow.node.range_reads import place_ranges, read_ranges
 from avow.node.records import LaneView, NodeEffects, Pace, Served
 from avow.node.views import heard_ms, lane_view, lane_views, metadata_view
 from avow.queue.records import StoredFile, VisibleRange
-from avow.replication.durable import Place, StoreImage, Synced
+from avow.replication.durable import LaneImages, Place, StoreImage, Synced
 from avow.replication.effects import Effects, Persist, SaveRun
 from avow.replication.tuning import Tuning
 from avow.wire.messages import Entry, Message
@@ -183,7 +183,9 @@ class Node:
         self._followed_to = -1  # position of the metadata lane
         self.mux = roles.effect_mux(self.collect)
         self.drain: Callable[[], NodeEffects | None] = self.mux.drain  # what is to be done since the last call, or None
-        self._set = roles.lane_set(self, dict(image.lanes))
+        self._set = roles.lane_set(
+            self, LaneImages(image.lanes, lost_below=image.lost_below, lost_promised=image.lost_promised)
+        )
         self.lanes, self.pubsub = self._set.lanes, self._set.pubsub
         self.metadata = self._set.open_metadata(founders, level)
         self.housekeeping = roles.housekeeping(self)
@@ -429,6 +431,13 @@ class Node:
         self.metadata.read(self._request, now)
         self.mux.touched[METADATA_LANE] = self.metadata
         return self._request
+
+    @property
+    def loss_is_unbounded(self) -> bool:
+        return self._set.loss_is_unbounded
+
+    def bound_loss(self) -> None:
+        self._set.bound_loss()
 
     def touch(self, number: int) -> None:
         self.mux.touch(number)

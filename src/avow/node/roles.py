@@ -19,7 +19,7 @@ from avow.node.metadata_lane import MetadataLane
 from avow.node.node import Collect, EffectMux, Node
 from avow.node.pubsub.queue import PubSubQueue
 from avow.node.pubsub.roles import QUEUE_SHIPPED, QueueRoles
-from avow.replication.effects import LaneImage
+from avow.replication.durable import LaneImages
 from avow.wire.messages import Snapshot
 
 
@@ -29,7 +29,7 @@ class NodeRoles:
     constructors of the parts of lanes and queues."""
 
     effect_mux: Callable[[Collect], EffectMux] = EffectMux
-    lane_set: Callable[[Node, dict[int, LaneImage]], LaneSet] = LaneSet
+    lane_set: Callable[[Node, LaneImages], LaneSet] = LaneSet
     run_numbers: Callable[[int], RunNumbers] = RunNumbers
     housekeeping: Callable[[Node], Housekeeping] = Housekeeping
     membership: Callable[[Node], MembershipSteps] = MembershipSteps

@@ -8,6 +8,7 @@ be called too early by mistake.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -38,11 +39,40 @@ def synced_receipt(group: int) -> Synced:
 
 
 class StoreImage(Struct, gc=False):
-    """What a store found at start. `damage` lists all damage found, including what a second copy repaired."""
+    """What a store found at start. `damage` lists all damage found, including what a second copy repaired.
+
+    `lost_below` > 0: the store lost a part of its log. A lane with a lower number that is not in `lanes` may have been
+    here, with promises up to the ballot `lost_promised`.
+    """
 
     incarnation: int
     lanes: dict[int, LaneImage]
     damage: list[StorageDamaged]
+    lost_below: int = 0
+    lost_promised: int = 0
+
+
+class LaneImages(dict[int, LaneImage]):
+    """What storage found of the lanes that are not open yet. A lane that is opened is taken out."""
+
+    __slots__ = ("lost_below", "lost_promised")
+
+    def __init__(self, found: Mapping[int, LaneImage], *, lost_below: int = 0, lost_promised: int = 0) -> None:
+        """`lost_below`, `lost_promised`: as in StoreImage."""
+        super().__init__(found)
+        self.lost_below, self.lost_promised = lost_below, lost_promised
+
+    def take(self, number: int) -> LaneImage | None:
+        """The lane's image. Of a lane that may have been lost as a whole: one that lost all its entries, may have
+        promised, and may have been fenced."""
+        image = self.pop(number, None)
+        if image is None and number < self.lost_below:
+            return LaneImage(promised=self.lost_promised, damaged_from=1, fenced=True)
+        return image
+
+
+#: Of a store that lost a part of its log and does not know yet which lanes are younger than the loss.
+LOST_UNBOUNDED: Final = 1 << 62
 
 
 class Place(Struct, frozen=True, gc=False):

@@ -67,7 +67,13 @@ class SaveRun(Struct, frozen=True, gc=False):
     incarnation: int
 
 
-Persist: TypeAlias = SaveState | SaveEntries | SaveCut | SaveSnapshot | SaveTrim | SaveFence | SaveRun
+class SaveLossBound(Struct, frozen=True, gc=False):
+    """After a loss: lanes from `below` on were created later, so storage that has nothing of them lost nothing."""
+
+    below: int
+
+
+Persist: TypeAlias = SaveState | SaveEntries | SaveCut | SaveSnapshot | SaveTrim | SaveFence | SaveRun | SaveLossBound
 
 
 class Effects(Struct, gc=False):
@@ -81,6 +87,7 @@ class LaneImage(Struct, gc=False):
     """What storage found of one lane at start. `entries` follow the snapshot (or position 0) without gaps.
 
     `damaged_from` > 0: entries from that position on were stored and cannot be read; `entries` ends before it.
+    `unreadable_upto` > 0: of the entries up to there, which the snapshot covers, some are missing.
     """
 
     promised: int = 0
@@ -90,3 +97,4 @@ class LaneImage(Struct, gc=False):
     damaged_from: int = 0
     fenced: bool = False
     decided_end: int = -1
+    unreadable_upto: int = 0

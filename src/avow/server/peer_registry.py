@@ -5,7 +5,8 @@ before it has replayed anything. And a founder uses its number from the first li
 number to an identity: every peer remembers the identity that it first saw under a number, and refuses any other. So a
 peer whose folder was emptied is refused by every peer it ever connected to, and cannot vote a second time.
 
-    peers, peers-copy   own number, then all known peers; rewritten and synced at each change, before it takes effect
+    peers, peers-copy   own number, then all known peers; rewritten and synced at each change, before it takes effect.
+                        The copy with the higher `change` counts; a copy that is older, missing or damaged is replaced
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class _Content(Struct, frozen=True):
     founders: tuple[int, ...]
     peers: tuple[KnownPeer, ...]
     level: int = FIRST
+    change: int = 0
 
 
 _decoder: Final = msgspec.msgpack.Decoder(_Content)
@@ -55,7 +57,14 @@ class PeerRegistry:
         self.founders: tuple[int, ...] = ()
         self.level = FIRST  # the highest level of the cluster that was seen; for founders, the one it begins with
         self.peers: dict[int, KnownPeer] = {}
+        self.damage: list[StorageDamaged] = []  # of one copy; the other one was intact
+        self._change = 0
         self._read()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other peer belongs to the cluster."""
+        return all(known.gone or known.number == self.number for known in self.peers.values())
 
     def begin(self, number: int, peers: dict[int, KnownPeer], founders: tuple[int, ...]) -> None:
         """The first write in a new folder."""
@@ -96,24 +105,32 @@ class PeerRegistry:
         self._write()
 
     def _read(self) -> None:
-        damage: list[StorageDamaged] = []
+        found: list[_Content] = []
         for name in _NAMES:
             data = read_whole(self._files, name)
-            if data is None:
-                continue
             try:
-                content = _decoder.decode(checked.unseal(_RAISED if data[:4] == _RAISED else _MAGIC, data, file=name))
+                if data is None:
+                    raise StorageDamaged(file=name, position=0, expected="the list of peers", found="no such file")
+                found.append(
+                    _decoder.decode(checked.unseal(_RAISED if data[:4] == _RAISED else _MAGIC, data, file=name))
+                )
             except StorageDamaged as flaw:
-                damage.append(flaw)
-                continue
-            self.number, self.founders, self.level = content.number, content.founders, content.level
-            self.peers = {known.number: known for known in content.peers}
+                self.damage.append(flaw)
+        newest = max(found, key=lambda content: content.change, default=None)
+        if newest is None:
+            if any(read_whole(self._files, name) is not None for name in _NAMES):
+                raise self.damage[0]
+            self.damage = []  # a new folder
             return
-        if damage:
-            raise damage[0]
+        self.number, self.founders, self.level = newest.number, newest.founders, newest.level
+        self.peers = {known.number: known for known in newest.peers}
+        self._change = newest.change
+        if len(found) < len(_NAMES) or any(content != newest for content in found):
+            self._write()
 
     def _write(self) -> None:
-        content = _Content(self.number, self.founders, tuple(self.peers.values()), self.level)
+        self._change += 1
+        content = _Content(self.number, self.founders, tuple(self.peers.values()), self.level, self._change)
         sealed = checked.seal(_MAGIC if self.level == FIRST else _RAISED, msgspec.msgpack.encode(content))
         for name in _NAMES:  # one after the other: a crash in between leaves one copy intact
             write_whole(self._files, f"{name}.new", [sealed])

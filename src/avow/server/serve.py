@@ -97,10 +97,14 @@ async def _serve(settings: Settings, sizes: Sizes) -> int:
         loop.add_signal_handler(number, stopping.set)
     cluster, identity, folder, registry = await asyncio.to_thread(claim_folder, settings)
     store = FileStore(
-        folder.files, sizes=sizes, call_soon=loop.call_soon_threadsafe, in_place_below_s=_SYNC_IN_PLACE_BELOW_S
+        folder.files,
+        sizes=sizes,
+        call_soon=loop.call_soon_threadsafe,
+        in_place_below_s=_SYNC_IN_PLACE_BELOW_S,
+        alone=registry.is_alone,
     )
     image = await asyncio.to_thread(store.load)
-    for flaw in [*folder.damage, *image.damage]:
+    for flaw in [*folder.damage, *registry.damage, *image.damage]:
         log.warning("%s", flaw)
     peer = Peer(
         settings=settings,

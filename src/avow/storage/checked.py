@@ -33,6 +33,11 @@ def seal(magic: bytes, body: bytes) -> bytes:
     return _ENVELOPE.pack(magic, crc32c(body, crc32c(length)), len(body)) + body
 
 
+def checksum(data: bytes) -> int:
+    """The checksum that a sealed file claims to have, to tell it from another one; 0: it has none."""
+    return int.from_bytes(data[4:8], "little")
+
+
 def unseal(magic: bytes, data: bytes, *, file: str) -> bytes:
     """The body. Raises StorageDamaged."""
     if len(data) < _ENVELOPE.size:

@@ -23,17 +23,25 @@ from avow.errors import StorageDamaged, UnfitToVote
 from avow.storage import checked
 from avow.storage.files import Files, read_whole, write_whole
 from avow.storage.lane_state import LaneState
+from avow.storage.segments import FileMeta
 from avow.wire.messages import Snapshot
 
 PATHS: Final = ("checkpoint-a", "checkpoint-b")
 
 
 class LaneMeta(Struct):
-    """One lane. `tail`: first position and size in bytes of its last file. `snapshot_lsn` completes a file's name."""
+    """One lane. `tail`: first position and size in bytes of its last file. `snapshot_lsn` completes a file's name.
+
+    The rest tells a file from another one under its name; 0 or missing: not known (written by an earlier release).
+    `snapshot_crc`: checksum of the snapshot. `unreadable_upto`: entries up to this position are missing, or some are.
+    """
 
     state: LaneState
     snapshot_lsn: int
     tail: tuple[int, int]
+    files: list[FileMeta] = []
+    snapshot_crc: int = 0
+    unreadable_upto: int = 0
 
 
 class Checkpoint(Struct):
@@ -45,6 +53,9 @@ class Checkpoint(Struct):
     lsn: int
     incarnation: int
     lanes: dict[int, LaneMeta]
+    marked: bool = False  # marks were written before it, so they must be there
+    lost_below: int = 0  # as in StoreImage
+    lost_promised: int = 0
 
 
 _decode: Final = msgspec.msgpack.Decoder(Checkpoint).decode
@@ -85,19 +96,31 @@ def snapshot_path(lane: int, *, position: int, lsn: int) -> str:
     return f"lanes/{lane}/{position:020}-{lsn}.snap"
 
 
-def write_snapshot(files: Files, path: str, body: bytes) -> None:
-    """Write it without a sync: the log still has it. The checkpointer syncs it before the log is reused."""
+def write_snapshot(files: Files, path: str, body: bytes) -> int:
+    """Write it without a sync: the log still has it. The checkpointer syncs it before the log is reused.
+
+    Returns its checksum.
+    """
+    data = checked.seal(checked.SNAPSHOT, body)
     handle = files.open(path, create=True)
     try:
         files.truncate(handle, 0)
-        files.write(handle, [checked.seal(checked.SNAPSHOT, body)], offset=0)
+        files.write(handle, [data], offset=0)
     finally:
         files.close(handle)
+    return checked.checksum(data)
 
 
-def read_snapshot(files: Files, path: str) -> Snapshot:
-    """Raises StorageDamaged."""
+def read_snapshot(files: Files, path: str, *, crc: int = 0) -> Snapshot:
+    """`crc`: what `write_snapshot` returned, or 0 if it is not known. Raises StorageDamaged."""
     data = read_whole(files, path)
     if data is None:
         raise StorageDamaged(file=path, position=0, expected="a snapshot", found="no such file")
+    if crc and checked.checksum(data) != crc:
+        raise StorageDamaged(
+            file=path,
+            position=4,
+            expected=f"the snapshot {crc:08x}",
+            found=f"another one, {checked.checksum(data):08x}",
+        )
     return _decode_snapshot(checked.unseal(checked.SNAPSHOT, data, file=path))

@@ -32,6 +32,7 @@ class CheckpointJob:
     lsn: int
     incarnation: int
     lanes: dict[int, LaneMeta]
+    lost_below: int
     changed: list[Lane]
 
 
@@ -51,6 +52,9 @@ class Checkpointer:
             lsn=job.lsn,
             incarnation=job.incarnation,
             lanes=job.lanes,
+            marked=True,
+            lost_below=job.lost_below,
+            lost_promised=self._last.lost_promised,
         )
         self._sync(job.changed)
         if not self._write(checkpoint):

@@ -7,8 +7,8 @@ without one is accepted only if the caller asks for a new folder:
     identity, identity-copy   cluster and peer uuid with a checksum; two files, so that one bad sector does not matter
     lock                      held by the process that uses the folder until that process ends, in whatever way
 
-An old copy of a folder cannot be detected. Detected are: another peer's folder, a folder in use, a folder that was
-emptied, and one whose identity cannot be read.
+An old copy of a whole folder cannot be detected here; the others refuse it if they remember a later run of its peer.
+Detected are: another peer's folder, a folder in use, a folder that was emptied, and one whose identity cannot be read.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def _checked_identity(path: Path, *, cluster: UUID, peer: UUID, create: bool) ->
                     f"{UUID(bytes=body[:16])}, not to peer {peer} of cluster {cluster}; nothing was changed. Start the "
                     "peer it belongs to, or use another folder"
                 )
+        if damage:
+            _write_identity(files, wanted)
         return damage
     if damage:
         raise damage[0]
@@ -105,10 +107,15 @@ def _checked_identity(path: Path, *, cluster: UUID, peer: UUID, create: bool) ->
             f"the data folder {path} has no identity file; nothing was changed. If the folder was emptied, its peer "
             "must not vote again: remove that peer from the cluster and join a new one with a new folder"
         )
-    for name in _IDENTITY:
-        write_whole(files, name, [checked.seal(checked.IDENTITY, wanted)])
-    files.sync_folder(".")
+    _write_identity(files, wanted)
     return []
+
+
+def _write_identity(files: DiskFiles, identity: bytes) -> None:
+    for name in _IDENTITY:
+        write_whole(files, f"{name}.new", [checked.seal(checked.IDENTITY, identity)])
+        files.rename(old=f"{name}.new", new=name)
+    files.sync_folder(".")
 
 
 def _read_identities(files: DiskFiles) -> tuple[list[bytes], list[StorageDamaged]]:
@@ -116,10 +123,12 @@ def _read_identities(files: DiskFiles) -> tuple[list[bytes], list[StorageDamaged
     damage: list[StorageDamaged] = []
     for name in _IDENTITY:
         data = read_whole(files, name)
-        if data is None:
-            continue
         try:
+            if data is None:
+                raise StorageDamaged(file=name, position=0, expected="the folder's identity", found="no such file")
             found.append(checked.unseal(checked.IDENTITY, data, file=name))
         except StorageDamaged as flaw:
             damage.append(flaw)
+    if not found and all(read_whole(files, name) is None for name in _IDENTITY):
+        return [], []
     return found, damage

@@ -45,6 +45,7 @@ from avow.replication.effects import (
     SaveCut,
     SaveEntries,
     SaveFence,
+    SaveLossBound,
     SaveRun,
     SaveSnapshot,
     SaveState,
@@ -58,6 +59,7 @@ from avow.storage.recovery import RecoveredLane, recover
 from avow.storage.segments import LaneFiles
 from avow.storage.space_reserve import SpaceReserve, is_no_space
 from avow.storage.store import Sizes, StoreStatistics, Then
+from avow.storage.sync_mark import SyncMark
 from avow.storage.wal import Group, Wal, size_alone_bytes
 from avow.storage.wal_records import OVERHEAD_BYTES, PROMISE, WalKind, encode
 from avow.wire.messages import Entry
@@ -84,12 +86,12 @@ class Queued:
         if type(op) is SaveEntries:
             self._add_entries(op, lsn, epoch)
             return
-        lane = 0 if isinstance(op, SaveRun) else op.lane
+        lane = 0 if isinstance(op, SaveRun | SaveLossBound) else op.lane
         kind, first, count, payload = _layout(op)
         record, size = encode(kind, lsn, epoch, lane, first, count, payload=payload)
         self.parts += record
         self.size += size
-        if isinstance(op, SaveState | SaveFence | SaveRun):
+        if isinstance(op, SaveState | SaveFence | SaveRun | SaveLossBound):
             second, size = encode(kind, lsn, epoch, lane, first, count, copy=1, payload=payload)
             self.seconds += second
             self.second_bytes += size
@@ -125,13 +127,16 @@ def _layout(op: Persist) -> tuple[int, int, int, Sequence[Buffer]]:
         return WalKind.TRIM, op.upto, 0, ()
     if isinstance(op, SaveFence):
         return WalKind.FENCE, op.end + 1, 0, ()
+    if isinstance(op, SaveLossBound):
+        return WalKind.BOUND, op.below, 0, ()
     assert isinstance(op, SaveRun)
     return WalKind.RUN, op.incarnation, 0, ()
 
 
 _GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
 _APPLY_ABOVE_BYTES: Final = 1024 * 1024  # of log written; until then readers get the entries from memory
-_IDLE_S: Final = 0.05  # after this long without writes, the log is marked as synced to its end
+_IDLE_S: Final = 0.05  # after this long without writes, the mark is synced and operations are applied
+_MARK_GROUPS: Final = 256  # under load, the mark is synced after this many groups
 _FULL_S: Final = 0.25  # on a full disk: how often to check for free space
 _SYNC_WEIGHT: Final = 0.1  # weight of the newest sync in the moving average of sync times
 _EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
@@ -162,21 +167,23 @@ class FileStore:
         fatal: Callable[[BaseException], NoReturn] = end_process,
         nonce: Callable[[], int] = lambda: int.from_bytes(os.urandom(4), "little"),
         in_place_below_s: float = 0.0,
+        alone: bool = False,
     ) -> None:
+        """`alone`: no other peer can repair this store, so `load` refuses a damaged one."""
         self._files, self._sizes, self._background, self._nonce = files, sizes, background, nonce
         self._call_soon, self._fatal = call_soon, fatal
         self._reserve = SpaceReserve(files, reserved_bytes=sizes.reserved_bytes)
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()  # order of writes: lsn, lane states, queue
         self._committing = threading.Lock()  # held by the thread that writes the log and lane files
-        self._in_place_below_s = in_place_below_s
+        self._in_place_below_s, self._alone = in_place_below_s, alone
         self._sync_s = 0.0  # moving average of sync times
         self._synced_at = self._woken_at = 0.0
         self._handed_over = self._taken_over = 0  # writes passed to the sync thread, and those it has finished
         self._queue: SimpleQueue[Queued | None] = SimpleQueue()
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._lsn = self._incarnation = 0
+        self._lsn = self._incarnation = self._lost_below = 0
         self._writes = self._operations = self._syncs = 0
         self._changed: dict[int, Lane] = {}  # since the last checkpoint job
         self._stalled: dict[int, Lane] = {}
@@ -186,19 +193,28 @@ class FileStore:
         self._plain_size_bytes = sizes.wal_segment_bytes // 4  # smaller writes need no check of the log's limits
         self._epoch = 0
         self._wal: Wal | None = None
+        self._mark: SyncMark | None = None
         self.damage: list[StorageDamaged] = []
 
     # -------------------------------------------------------------- opening
 
     def load(self) -> StoreImage:
-        """Raises UnfitToVote if a promise of this store may be lost."""
+        """Raises UnfitToVote if promises of this store are lost, Irreparable if it is damaged and alone."""
         if self._wal is not None:
             raise RuntimeError("this store is already loaded; load it only once")
-        found = recover(self._files, self._sizes)
+        try:
+            found = recover(self._files, self._sizes, alone=self._alone)
+        except OSError as error:
+            if not is_no_space(error):
+                raise
+            raise DiskFull(
+                "the disk has no space for what a start writes; nothing was lost. Free disk space and start again"
+            ) from error
         checkpoint = found.checkpoint
         self._lanes = {number: Lane(number, self._files, lane) for number, lane in found.lanes.items()}
         self._metas = dict(checkpoint.lanes)
-        self._lsn, self._incarnation = checkpoint.lsn, checkpoint.incarnation
+        self._lsn, self._incarnation, self._lost_below = checkpoint.lsn, checkpoint.incarnation, checkpoint.lost_below
+        self._mark = found.mark
         self.damage += found.image.damage
         self._epoch = checkpoint.opening << 32 | self._nonce()
         self._wal = wal = Wal(
@@ -208,6 +224,7 @@ class FileStore:
             next_sequence=found.used_sequence + 1,
             synced_lsn=checkpoint.lsn,
             slots=found.slots,
+            mark=found.mark,
         )
         self._checkpointer = Checkpointer(self._files, self._sizes, self._reserve, wal, checkpoint)
         self._reserve.restore()
@@ -259,7 +276,7 @@ class FileStore:
 
     def rest_if_idle(self, now: float) -> None:
         """For a caller that syncs in place: call it from time to time, so that the sync thread does its idle work."""
-        due = self._unapplied or self.full
+        due = self._unapplied or self.full or (self._mark is not None and self._mark.dirty)
         if due and now - max(self._synced_at, self._woken_at) > _IDLE_S and self._taken_over == self._handed_over:
             self._woken_at = now
             self._handed_over += 1
@@ -286,7 +303,9 @@ class FileStore:
         before = self._saved(steps) if len(steps) > 1 else {}
         try:
             for op, lsn, _, _ in steps:
-                if type(op) is not SaveRun:
+                if type(op) is SaveState or type(op) is SaveRun:
+                    self._mark.saw(op)  # type: ignore[union-attr]
+                if type(op) is not SaveRun and type(op) is not SaveLossBound:
                     lane = self._lanes.get(op.lane) or self._new_lane(op.lane)  # type: ignore[union-attr]
                     lane.write(op, lsn)
         except ValueError:
@@ -296,7 +315,7 @@ class FileStore:
             raise
 
     def _saved(self, steps: Sequence[Step]) -> dict[int, Saved]:
-        numbers = {step.op.lane for step in steps if not isinstance(step.op, SaveRun)}
+        numbers = {step.op.lane for step in steps if not isinstance(step.op, SaveRun | SaveLossBound)}
         return {number: (self._lanes.get(number) or self._new_lane(number)).save() for number in sorted(numbers)}
 
     def _new_lane(self, number: int) -> Lane:
@@ -343,13 +362,13 @@ class FileStore:
             timeout = _IDLE_S
 
     def rest(self) -> None:
-        """When idle: mark the log as synced to its end, and apply operations to lane files.
+        """When idle: sync the mark, and apply operations to lane files.
 
         The sync thread does this by itself; without threads the owner calls it.
         """
         assert self._wal is not None
         with self._committing:
-            self._wal.mark()
+            self._wal.rest()
             self._apply()
             self._retry_stalled()
             self._reserve.recheck()
@@ -392,6 +411,8 @@ class FileStore:
             _hand_out(taken, receipt)
         else:
             call_soon(partial(_hand_out, taken, receipt))
+        if not self._syncs % _MARK_GROUPS:
+            self._guarded(self._wal.rest)
         self._unapplied += taken
         self._unapplied_bytes += group.size_bytes
         if self._unapplied_bytes >= self._apply_above_bytes:
@@ -407,6 +428,8 @@ class FileStore:
             for step in queued.steps:
                 if isinstance(step.op, SaveRun):
                     self._incarnation = step.op.incarnation
+                elif isinstance(step.op, SaveLossBound):
+                    self._lost_below = step.op.below
                 else:
                     by_lane.setdefault(step.op.lane, []).append(step)
         for number, steps in by_lane.items():
@@ -456,6 +479,7 @@ class FileStore:
             lsn=self._wal.synced_lsn,
             incarnation=self._incarnation,
             lanes=dict(self._metas),
+            lost_below=self._lost_below,
             changed=changed,
         )
 

@@ -73,7 +73,7 @@ class Lane:
         self.number = number
         self.lock = threading.RLock()
         self.written = replace(found.state)
-        self._disk, self._applied, self.files, self._snapshot_lsn = files, found.state, found.files, found.snapshot_lsn
+        self._disk, self._applied, self.files, self._found = files, found.state, found.files, found
         self._unapplied: list[Step] = []
         self._file_to = found.state.end
         self._waiting: list[Entry] = []
@@ -165,12 +165,13 @@ class Lane:
             return
         path = snapshot_path(self.number, position=op.snapshot.position, lsn=step.lsn)
         self.files.make_folder()
-        write_snapshot(self._disk, path, b"".join(step.payload))
+        crc = write_snapshot(self._disk, path, b"".join(step.payload))
         self.files.dirty.add(path)
         self.files.folder_dirty = True
-        self._snapshot_lsn = step.lsn
+        self._found.snapshot_lsn, self._found.snapshot_crc = step.lsn, crc
         if op.reset:
             self.files.remove_all()
+            self._found.unreadable_upto = 0
 
     def _forget_waiting(self, lsn: int) -> None:
         """Entries written up to `lsn` are in the files now: drop them from memory."""
@@ -180,7 +181,7 @@ class Lane:
 
     def meta(self) -> LaneMeta:
         with self.lock:
-            return meta_of(self._applied, self._snapshot_lsn, self.files)
+            return meta_of(self._applied, self._found)
 
     def take_dirty(self) -> tuple[list[str], bool]:
         """(files to be synced, whether to sync the folder). They count as synced from here on."""

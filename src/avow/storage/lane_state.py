@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from avow.ids import REPAIRING
+
 
 class LaneState(Struct):
     """Changed in place by one method for each operation. ValueError: the operation does not fit the lane."""
@@ -71,6 +73,13 @@ class LaneState(Struct):
         """Entries from `position` on cannot be read."""
         self.lost_upto = max(self.lost_upto, self.end)
         self.end = position - 1
+
+    def lose_part_of_log(self, promised: int) -> None:
+        """Operations on this lane may be lost, and it never promised more than `promised`. So it promises that, ends
+        where it does, and is damaged: its copy counts for nothing until it is stored again. A pub-sub lane may have
+        been fenced."""
+        self.promised, self.stamped, self.fenced = max(self.promised, promised), REPAIRING, True
+        self.lost_upto = max(self.lost_upto, self.end + 1)
 
     def lose_all(self) -> None:
         """Neither the entries nor the snapshot can be read: the whole lane must be stored again."""

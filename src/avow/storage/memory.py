@@ -6,6 +6,7 @@ plain lists. It can fail like a disk:
     sync(upto)           makes the first writes durable, in order, and runs their callbacks
     crash(keep, torn)    a power cut: pending writes are lost, except the first ones and some operations of the next
     damage(lane, pos)    a stored entry can no longer be read
+    lose_log(random)     a part of the log is gone that was synced: entries, promises, fences, whole lanes
     full = True          entries are refused with DiskFull; promises are still stored
 
 Entries are immutable and never copied; lists of them are copied only when they are returned.
@@ -13,18 +14,20 @@ Entries are immutable and never copied; lists of them are copied only when they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from avow.errors import DiskFull, StorageDamaged, Trimmed
+from avow.ids import REPAIRING
 from avow.queue.records import StoredFile
-from avow.replication.durable import Place, StoreImage, synced_receipt
+from avow.replication.durable import LOST_UNBOUNDED, Place, StoreImage, synced_receipt
 from avow.replication.effects import (
     LaneImage,
     Persist,
     SaveCut,
     SaveEntries,
     SaveFence,
+    SaveLossBound,
     SaveRun,
     SaveSnapshot,
     SaveState,
@@ -115,6 +118,11 @@ class MemoryLane:
             decided_end=self.decided_end,
         )
 
+    def forget_after(self, end: int) -> None:
+        """The entries after `end` are lost, and nothing here says that they were there."""
+        self.lost_upto = max(self.lost_upto, self.end)
+        self._cut(end - self.base)
+
     def copy(self) -> MemoryLane:
         twin = MemoryLane()
         twin.promised, twin.stamped, twin.snapshot = self.promised, self.stamped, self.snapshot
@@ -129,7 +137,10 @@ class MemoryStore:
     def __init__(self) -> None:
         self.full = False
         self.incarnation = 0
+        self.lost_below = self.lost_promised = 0  # as in StoreImage
+        self._promised = 0  # the highest of any lane, as the log's mark has it
         self._lanes: dict[int, MemoryLane] = {}
+        self._lost_lanes: dict[int, int] = {}  # lanes lost as a whole, and where they ended
         self._pending: list[tuple[Sequence[Persist], Then]] = []
         self._writes = self._operations = self._syncs = self._damage_found = 0
 
@@ -144,7 +155,8 @@ class MemoryStore:
             damage += [self._flaw(number, position) for position in sorted(lane.damaged)]
             lane.end_before_damage()
         self._damage_found += len(damage)
-        return StoreImage(self.incarnation, {number: lane.image() for number, lane in self._lanes.items()}, damage)
+        lanes = {number: lane.image() for number, lane in self._lanes.items()}
+        return StoreImage(self.incarnation, lanes, damage, self.lost_below, self.lost_promised)
 
     def write(self, ops: Sequence[Persist], then: Then) -> None:
         if self.full and any(type(op) is SaveEntries for op in ops):
@@ -175,6 +187,9 @@ class MemoryStore:
         if kind is SaveRun:
             self.incarnation = op.incarnation  # type: ignore[union-attr]
             return
+        if kind is SaveLossBound:
+            self.lost_below = op.below  # type: ignore[union-attr]
+            return
         lane = self._lanes.get(op.lane)  # type: ignore[union-attr]
         if lane is None:
             lane = self._lanes[op.lane] = MemoryLane()  # type: ignore[union-attr]
@@ -182,14 +197,15 @@ class MemoryStore:
             lane.append(op.entries)  # type: ignore[union-attr]
         else:
             _fold_rare(lane, op)
+            self._promised = max(self._promised, lane.promised)
 
     def crash(self, *, keep: int = 0, torn: int = 0) -> MemoryStore:
         """A power cut: the first `keep` pending writes survive, and of the next one its first `torn` operations.
 
         No callback runs. Returns the store of the next run; this one must not be used any more.
         """
-        survivor = MemoryStore()
-        survivor.full, survivor.incarnation, survivor._lanes = self.full, self.incarnation, self._lanes
+        survivor = self._successor()
+        self._hand_over(survivor)
         for ops, _ in self._pending[:keep]:
             for op in ops:
                 survivor._fold(op)
@@ -198,6 +214,38 @@ class MemoryStore:
                 survivor._fold(op)
         self._pending, self._lanes = [], {}
         return survivor
+
+    def _successor(self) -> MemoryStore:
+        return MemoryStore()
+
+    def _hand_over(self, survivor: MemoryStore) -> None:
+        survivor.full, survivor.incarnation, survivor._lanes = self.full, self.incarnation, self._lanes
+        survivor.lost_below, survivor.lost_promised = self.lost_below, self.lost_promised
+        survivor._promised, survivor._lost_lanes = self._promised, self._lost_lanes
+
+    def lose_log(self, random: Callable[[], float]) -> None:
+        """Files of the log are gone: each lane may lack any of its last operations, and some lack all of them."""
+        for number, lane in list(self._lanes.items()):
+            drawn, end = random(), lane.end
+            if drawn < 0.2:
+                del self._lanes[number]
+                self._lost_lanes[number] = max(end, self._lost_lanes.get(number, 0))
+                continue
+            if drawn < 0.7:
+                keep = max(0 if lane.snapshot is None else lane.snapshot.position, lane.base)
+                lane.forget_after(keep + int(random() * (end - keep + 1)))
+            if drawn < 0.5:
+                lane.promised = lane.stamped = 0
+            if drawn < 0.4 and lane.decided_end < 0:
+                lane.fenced = False
+        self._distrust()
+
+    def _distrust(self) -> None:
+        """What the mark says of the log does not match it: no copy here counts, no promise is contradicted."""
+        for lane in self._lanes.values():
+            lane.promised, lane.stamped, lane.fenced = max(lane.promised, self._promised), REPAIRING, True
+            lane.lost_upto = max(lane.lost_upto, lane.end + 1)
+        self.lost_below, self.lost_promised = LOST_UNBOUNDED, self._promised
 
     def damage(self, lane: int, position: int) -> None:
         """The synced entry at `position` can no longer be read. The next load reports it."""
@@ -221,7 +269,7 @@ class MemoryStore:
     def lost_upto(self, lane: int) -> int:
         """How far the lane had reached when a restart found it damaged; 0: undamaged."""
         held = self._lanes.get(lane)
-        return 0 if held is None else held.lost_upto
+        return max(0 if held is None else held.lost_upto, self._lost_lanes.get(lane, 0))
 
     def read(self, lane: int, *, after: int, max_entries: int, max_bytes: int) -> list[Entry]:
         held = self._seen(lane)

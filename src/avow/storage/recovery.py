@@ -3,7 +3,7 @@
 Nothing of the old log is overwritten before all of it is synced in the lane files and a new checkpoint is written, so a
 crash during recovery only costs time. The order:
 
-    1. read the checkpoint and the later log segments, and fold them into a plan for each lane      (`replay`)
+    1. read the checkpoint, the mark and the later log segments, and fold them into a plan for each lane      (`replay`)
     2. for each lane in the log: compare its files with the plan byte by byte, and rewrite from the first difference
     3. sync those files and folders; write the new checkpoint; the old log is free
     4. read and check each lane's entries after its snapshot
@@ -14,18 +14,25 @@ record in the log is rewritten. Bytes that differ and are not an intact record e
 zeros or missing: those are writes that had not reached the disk.
 
 A lane ends before its first unreadable entry (`damaged_from`). Nothing is deleted because it cannot be read.
+
+If a part of the log is gone that was synced, any lane may have lost anything: entries, a cut, a promise. Then every
+lane promises the highest ballot that the mark has for any lane, and counts as damaged; a lane of which nothing was
+found may have been lost as a whole (`lost_below`). So this peer votes for nobody on the strength of what it has,
+contradicts no promise it made, and is sent everything again. That needs the mark, and other peers: without a mark the
+peer is unfit to vote, and a peer that is alone in its cluster refuses to start, before anything is written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from crc32c import crc32c
 from msgspec.structs import replace
 
-from avow.errors import Malformed, StorageDamaged, UnfitToVote
-from avow.replication.durable import StoreImage
+from avow.errors import Irreparable, Malformed, StorageDamaged, UnfitToVote
+from avow.replication.durable import LOST_UNBOUNDED, StoreImage
 from avow.replication.effects import LaneImage
 from avow.storage.checkpoint import (
     PATHS,
@@ -40,8 +47,9 @@ from avow.storage.checkpoint import (
 from avow.storage.files import Files
 from avow.storage.lane_state import LaneState
 from avow.storage.replay import Extent, LanePlan, Log, replay
-from avow.storage.segments import LaneFiles, shorten
+from avow.storage.segments import NEW_FILE, LaneFiles, shorten
 from avow.storage.store import Sizes
+from avow.storage.sync_mark import MARKS, Mark, SyncMark, read_mark
 from avow.wire.messages import Entry, Snapshot
 from avow.wire.record import HEADER_SIZE_BYTES, Buffer, read_record, record_size
 
@@ -54,27 +62,46 @@ class RecoveredLane:
     state: LaneState
     files: LaneFiles
     snapshot_lsn: int
+    snapshot_crc: int = 0  # 0: not known
+    unreadable_upto: int = 0
 
 
 @dataclass
 class Recovered:
     checkpoint: Checkpoint
+    mark: SyncMark
     lanes: dict[int, RecoveredLane]
     image: StoreImage
     used_sequence: int
     slots: list[str]
 
 
-def recover(files: Files, sizes: Sizes) -> Recovered:
-    """Raises UnfitToVote, and changes nothing, if a promise may be lost; other damage is listed in the image."""
+def recover(files: Files, sizes: Sizes, *, alone: bool = False) -> Recovered:
+    """Damage is listed in the image.
+
+    Raises UnfitToVote if promises are lost and it is not known which, and Irreparable if anything is lost and this peer
+    is `alone`, without others to repair it. Then nothing was changed, so the next start finds it too.
+    """
     damage: list[StorageDamaged] = []
     checkpoint = read_checkpoint(files, damage) or _first_checkpoint(files)
-    log = replay(files, checkpoint, damage)
-    for flaw in damage:
-        if isinstance(flaw, UnfitToVote):
-            raise flaw  # before anything is written: the next start must find it too
-    lanes = {number: _Rebuild(files, sizes, number, plan, damage).lane for number, plan in log.plans.items()}
+    mark = read_mark(files, damage) if checkpoint.marked else None
+    if checkpoint.marked and mark is None:
+        raise UnfitToVote(file=MARKS[0], position=0, expected="a mark of the log's last sync", found="none")
+    log = replay(files, checkpoint, mark, damage)
+    if log.lost and mark is None:
+        raise _as(UnfitToVote, log.lost[0])
+    if log.lost and alone:
+        raise _as(Irreparable, log.lost[0])
+    rebuilds = {number: _Rebuild(files, sizes, number, plan, damage) for number, plan in log.plans.items()}
+    if alone:
+        _refuse_loss(files, rebuilds)
+    reached = _reached(log, mark)
+    if log.lost:
+        damage += log.lost
+        _lose_part_of_log(log, rebuilds, reached)
+    lanes = {number: rebuild.lane() for number, rebuild in rebuilds.items()}
     _sync(files, lanes)
+    marks = SyncMark(files, reached)
     renewed = _renewed(checkpoint, log, lanes)
     write_checkpoint(files, renewed)
     images = {number: _image(files, number, lane, damage) for number, lane in lanes.items()}
@@ -84,12 +111,38 @@ def recover(files: Files, sizes: Sizes) -> Recovered:
         write_checkpoint(files, renewed)
     _remove_old_snapshots(files, lanes)
     slots = [path for path, size in log.slots.items() if size == sizes.wal_segment_bytes]
-    return Recovered(renewed, lanes, StoreImage(log.incarnation, images, damage), log.used, slots)
+    image = StoreImage(log.incarnation, images, damage, log.lost_below, log.lost_promised)
+    return Recovered(renewed, marks, lanes, image, log.used, slots)
+
+
+def _as(error: type[StorageDamaged], flaw: StorageDamaged) -> StorageDamaged:
+    return error(file=flaw.file, position=flaw.position, expected=flaw.expected, found=flaw.found)
+
+
+def _reached(log: Log, mark: Mark | None) -> Mark:
+    """The mark of a log that goes on from here. Without one: of a new folder, or one that an earlier release wrote."""
+    last = mark or Mark(0, log.lsn, log.used, 0, 0, 0, 0)
+    promised = max((plan.state.promised for plan in log.plans.values()), default=0)
+    return last._replace(promised=max(promised, last.promised), incarnation=max(log.incarnation, last.incarnation))
+
+
+def _lose_part_of_log(log: Log, rebuilds: dict[int, _Rebuild], reached: Mark) -> None:
+    for number, plan in log.plans.items():
+        plan.state.lose_part_of_log(reached.promised)
+        rebuilds[number].lost = True
+    log.incarnation = reached.incarnation
+    log.lost_below, log.lost_promised = LOST_UNBOUNDED, reached.promised
+
+
+def _refuse_loss(files: Files, rebuilds: dict[int, _Rebuild]) -> None:
+    for rebuild in rebuilds.values():
+        for flaw in rebuild.losses(files):
+            raise _as(Irreparable, flaw)
 
 
 def _first_checkpoint(files: Files) -> Checkpoint:
     """Written first in a new folder, so a folder with files and without a checkpoint is damaged."""
-    if any(files.names(folder) for folder in FOLDERS):
+    if any(files.names(folder) for folder in FOLDERS) or set(files.names(".")) & set(MARKS):
         raise UnfitToVote(file=PATHS[0], position=0, expected="a checkpoint", found="no such file")
     checkpoint = Checkpoint(version=0, opening=0, replay_from=1, lsn=0, incarnation=0, lanes={})
     write_checkpoint(files, checkpoint)
@@ -106,12 +159,18 @@ def _renewed(old: Checkpoint, log: Log, lanes: dict[int, RecoveredLane]) -> Chec
         replay_from=log.used + 1,
         lsn=log.lsn,
         incarnation=log.incarnation,
-        lanes={number: meta_of(lane.state, lane.snapshot_lsn, lane.files) for number, lane in lanes.items()},
+        lanes={number: meta_of(lane.state, lane) for number, lane in lanes.items()},
+        marked=True,
+        lost_below=log.lost_below,
+        lost_promised=log.lost_promised,
     )
 
 
-def meta_of(state: LaneState, snapshot_lsn: int, files: LaneFiles) -> LaneMeta:
-    return LaneMeta(replace(state), snapshot_lsn, files.tail)
+def meta_of(state: LaneState, lane: RecoveredLane) -> LaneMeta:
+    missing = lane.unreadable_upto if lane.unreadable_upto > state.base else 0
+    return LaneMeta(
+        replace(state), lane.snapshot_lsn, lane.files.tail, lane.files.known(state.end), lane.snapshot_crc, missing
+    )
 
 
 def sync_path(files: Files, path: str) -> None:
@@ -141,10 +200,14 @@ def _sync(files: Files, lanes: dict[int, RecoveredLane]) -> None:
 
 
 class _Rebuild:
-    """Changes a lane's files according to its plan. `lane` is the result."""
+    """Changes a lane's files according to its plan. Nothing is written before `lane`, whose result is the lane.
+
+    `lost`: a part of the log is gone.
+    """
 
     def __init__(self, files: Files, sizes: Sizes, number: int, plan: LanePlan, damage: list[StorageDamaged]) -> None:
         self._files, self._number, self._plan, self._damage = files, number, plan, damage
+        self.lost = False
         self._lane = LaneFiles(
             files,
             number,
@@ -153,17 +216,55 @@ class _Rebuild:
             report=damage.append,
         )
         self._lane.open()
+        self._flaws: list[StorageDamaged] = []
+        if not plan.void:
+            self._flaws, flawed_upto = self._lane.compare(
+                plan.files, base=plan.state.base, keep=plan.keep, end=plan.end
+            )
+            plan.unreadable_upto = max(plan.unreadable_upto, flawed_upto)
+        damage += self._flaws
+        self._payloads = [(extent.first, payload) for extent in plan.extents if (payload := self._payload(extent))]
+
+    def losses(self, files: Files) -> Iterator[StorageDamaged]:
+        """What of the lane cannot be restored, without changing anything."""
+        yield from self._flaws
+        plan, state = self._plan, self._plan.state
+        if state.damaged_from:
+            yield StorageDamaged(
+                file=self._lane.folder,
+                position=0,
+                expected=f"entries {state.end + 1} to {state.lost_upto}",
+                found="none",
+            )
+        try:
+            if plan.snapshot_lsn and not any(found.payload is not None for found in plan.snapshots[-1:]):
+                read_snapshot(files, self._snapshot_path, crc=plan.snapshot_crc)
+            if not plan.void:
+                for _ in self._lane.entries(after=max(state.snapshot, state.base), upto=min(plan.keep, state.end)):
+                    pass
+        except StorageDamaged as flaw:
+            yield flaw
+
+    def lane(self) -> RecoveredLane:
+        plan = self._plan
+        self._lane.set_aside_foreign()
         if plan.touched:
             self._follow()
+        elif self.lost:
+            self._lane.set_aside_after(plan.tail[0])
+            self._lane.end_at((plan.tail[0], NEW_FILE))
         else:
             self._lane.end_at(plan.tail)
-        self.lane = RecoveredLane(plan.state, self._lane, plan.snapshot_lsn)
+        return RecoveredLane(plan.state, self._lane, plan.snapshot_lsn, plan.snapshot_crc, plan.unreadable_upto)
+
+    @property
+    def _snapshot_path(self) -> str:
+        return snapshot_path(self._number, position=self._plan.state.snapshot, lsn=self._plan.snapshot_lsn)
 
     def _follow(self) -> None:
-        plan = self._plan
+        plan, payloads = self._plan, self._payloads
         self._lane.forget_indexes(after=plan.keep)
         self._write_snapshot()
-        payloads = [(extent.first, payload) for extent in plan.extents if (payload := self._payload(extent))]
         if plan.void:
             self._lane.remove_all()
         self._write(payloads)
@@ -232,6 +333,8 @@ class _Rebuild:
         found = self._lane.bytes_at(place, size=len(payload))
         if found == payload:
             return place[0], place[1] + len(payload)
+        if self._plan.replaced:
+            return None  # half old, half new bytes are what a power cut leaves of a replacement
         if len(found) == len(payload) and not _sound(found) and (at := _damaged_byte(found, payload)) is not None:
             self._report_difference(place, at, found, payload)
         return None
@@ -256,7 +359,7 @@ class _Rebuild:
         path = snapshot_path(self._number, position=newest.header.first, lsn=newest.header.lsn)
         if newest.payload is not None:
             self._lane.make_folder()
-            write_snapshot(self._files, path, bytes(newest.payload))
+            plan.snapshot_crc = write_snapshot(self._files, path, bytes(newest.payload))
             self._lane.dirty.add(path)
             self._lane.folder_dirty = True
 
@@ -310,6 +413,7 @@ def _image(files: Files, number: int, lane: RecoveredLane, damage: list[StorageD
         damaged_from=state.damaged_from,
         fenced=state.fenced,
         decided_end=state.decided_end,
+        unreadable_upto=min(lane.unreadable_upto, state.snapshot) if lane.unreadable_upto > state.base else 0,
     )
 
 
@@ -320,7 +424,8 @@ def _snapshot(files: Files, number: int, lane: RecoveredLane, damage: list[Stora
     if not lane.snapshot_lsn:
         return None
     try:
-        return read_snapshot(files, snapshot_path(number, position=state.snapshot, lsn=lane.snapshot_lsn))
+        path = snapshot_path(number, position=state.snapshot, lsn=lane.snapshot_lsn)
+        return read_snapshot(files, path, crc=lane.snapshot_crc)
     except StorageDamaged as flaw:
         damage.append(flaw)
     lane.snapshot_lsn = 0

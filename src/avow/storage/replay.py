@@ -9,8 +9,8 @@ Therefore the log is not executed against them, but folded, in the order of its 
 An operation that replaces a suffix or cuts the lane lowers `keep` or drops extents; only the bytes of the remaining
 extents are needed. An extent whose bytes are damaged in the log keeps its checksum, and the lane's file may have them.
 
-Folding stops at the first operation that was never completely written. If an lsn is missing although it was synced, it
-may have been a promise, and the peer must not vote under its number again.
+Folding stops at the first operation that was never completely written. If an lsn is missing although it was synced, any
+lane may have lost entries, a cut or a promise: the log is `lost`, and what else is found of it is still folded.
 
 Scanning a segment must distinguish a torn tail from damage. A power cut in the middle of a write leaves a torn tail,
 which must be dropped silently: it was never acknowledged. A record that was synced and then damaged looks the same, but
@@ -18,11 +18,11 @@ dropping it silently would lose an acknowledged write. What follows decides:
 
     A group is written only after the previous group was synced. So everything before the last recognisable group (its
     opening record is intact) was synced, and a flaw there is damage. A flaw after it is a torn tail. A later segment
-    that was opened proves the same for all of the previous one.
+    that was opened proves the same for all of the previous one. So does the mark (`sync_mark`), for everything up to
+    its lsn and its place, also if the segments that had it are gone.
 
-The limit of this rule: damage in the very last group before a power cut looks like a torn tail. The log therefore
-writes an empty group when it becomes idle and when it is closed, so only writes of the last moments before a power cut
-are exposed, and only to a second fault in the same place.
+The limit of this rule: the mark is synced a moment after the log. Only what was written in the moments before a power
+cut can be lost without being noticed, and only to a second fault in the same place.
 
 After a flaw, scanning continues at the next intact header, or repeated header, that belongs to this use of the segment.
 A record known only by its repeated header is complete.
@@ -30,17 +30,18 @@ A record known only by its repeated header is complete.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from avow.errors import StorageDamaged, UnfitToVote
+from avow.errors import StorageDamaged
 from avow.storage.checkpoint import Checkpoint, LaneMeta
 from avow.storage.files import Files, read_whole
 from avow.storage.lane_state import LaneState
-from avow.storage.segments import NEW_FILE
+from avow.storage.segments import NEW_FILE, FileMeta
+from avow.storage.sync_mark import Mark
 from avow.storage.wal_records import (
     BLOCK_BYTES,
     HEAD,
@@ -76,6 +77,7 @@ class SegmentScan:
         self.flaws: list[StorageDamaged] = []
         self.sealed_to = 0
         self.synced_lsn = 0  # from the last opening record
+        self.read_to = 0  # nothing intact follows
         self._scan()
 
     def __len__(self) -> int:
@@ -90,7 +92,18 @@ class SegmentScan:
             elif (boundary := self._padding_end(offset)) > offset:
                 offset = boundary
             else:
+                self.read_to = offset
                 offset = self._resume(offset)
+        if offset is not None:
+            self.read_to = offset
+
+    def flaws_before(self, sealed_to: int) -> list[StorageDamaged]:
+        """The flaws in what was synced. The opening block is written with the first group."""
+        if sealed_to <= SEGMENT_START:
+            return []
+        if self.read_to < sealed_to:
+            self._flaw(self.read_to, expected=f"records up to byte {sealed_to}", found=self._glimpse(self.read_to))
+        return [flaw for flaw in self.flaws if flaw.position < sealed_to]
 
     def _header(self, offset: int, *, magic: bytes) -> Header | None:
         """A header that belongs to this use of the segment and whose record fits into it."""
@@ -182,13 +195,18 @@ class Extent:
 
 @dataclass
 class LanePlan:
-    """`tail` and `keep` refer to the lane's files as of the checkpoint; `void`: none of them is needed."""
+    """`tail`, `keep`, `end` and `files` refer to the lane's files as of the checkpoint; `void`: none is needed."""
 
     state: LaneState
     snapshot_lsn: int
     tail: tuple[int, int]
     keep: int
+    end: int = 0
+    files: Sequence[FileMeta] = ()
+    snapshot_crc: int = 0
+    unreadable_upto: int = 0
     rewritten: bool = False  # something at or below the checkpoint's end was replaced or cut
+    replaced: bool = False  # something was, at or below it or after it: files may have old bytes where new ones belong
     touched: bool = False
     void: bool = False
     extents: list[Extent] = field(default_factory=list)
@@ -196,11 +214,13 @@ class LanePlan:
 
     def add(self, found: Found) -> None:
         first, count = found.header.first, found.header.entries
+        self.replaced |= first <= self.state.end
         self.state.append(first, count)
         self._drop_from(first)
         self.extents.append(Extent(first, count, found))
 
     def cut(self, end: int) -> None:
+        self.replaced |= end < self.state.end
         self.state.cut(end)
         self._drop_from(end + 1)
 
@@ -218,30 +238,41 @@ class LanePlan:
         self.state.take_snapshot(position, reset=reset)
         if newer:
             self.snapshots.append(found)
-            self.snapshot_lsn = found.header.lsn
+            self.snapshot_lsn, self.snapshot_crc = found.header.lsn, 0
         if reset:
-            self.void, self.keep, self.extents = True, position, []
+            self.void, self.keep, self.extents, self.replaced = True, position, [], True
+            self.unreadable_upto = 0
 
 
 @dataclass
 class Log:
-    """`plans` has every lane, also those that are not in the log. `used`: the highest segment number found."""
+    """`plans` has every lane, also those that are not in the log. `used`: the highest segment number found.
+
+    `lost`: why the log is known to lack operations that were synced; empty: it lacks none.
+    """
 
     plans: dict[int, LanePlan]
     incarnation: int
     lsn: int
     used: int
     slots: dict[str, int]  # path: size in bytes
+    lost_below: int = 0
+    lost_promised: int = 0
+    lost: list[StorageDamaged] = field(default_factory=list)
 
 
-def replay(files: Files, checkpoint: Checkpoint, damage: list[StorageDamaged]) -> Log:
-    scans, log = _scan_segments(files, checkpoint, damage)
+def replay(files: Files, checkpoint: Checkpoint, mark: Mark | None, damage: list[StorageDamaged]) -> Log:
+    scans, log = _scan_segments(files, checkpoint, mark, damage)
     durable = checkpoint.lsn
+    if mark is not None:
+        durable = max(durable, mark.lsn)
     by_lsn: dict[int, list[Found]] = {}
     for number, (opening, scan) in enumerate(scans):
         durable = max(durable, opening.first_lsn - 1, scan.synced_lsn)
-        sealed_to = len(scan) if number + 1 < len(scans) else scan.sealed_to
-        damage += [flaw for flaw in scan.flaws if flaw.position < sealed_to]
+        sealed_to = scan.read_to if number + 1 < len(scans) else scan.sealed_to
+        if mark is not None and (mark.segment, mark.epoch) == (opening.sequence, opening.epoch):
+            sealed_to = max(sealed_to, mark.offset)
+        damage += scan.flaws_before(sealed_to)
         for found in scan.found:
             by_lsn.setdefault(found.header.lsn, []).append(found)
     for lsn in sorted(by_lsn):
@@ -251,20 +282,29 @@ def replay(files: Files, checkpoint: Checkpoint, damage: list[StorageDamaged]) -
         if lsn > log.lsn + 1:
             if log.lsn + 1 > durable:
                 break
-            damage.append(_unknown(best, missing=log.lsn + 1))
+            log.lost.append(_missing(best, missing=log.lsn + 1))
         if best.payload is None and lsn > durable:
             break
         _fold(log, best, damage)
         log.lsn = lsn
+    if log.lsn < durable:
+        log.lost.append(
+            StorageDamaged(
+                file="wal", position=0, expected=f"lsn {log.lsn + 1} to {durable}, which were synced", found="nothing"
+            )
+        )
+        log.lsn = durable  # an lsn is never used twice
     return log
 
 
 def _scan_segments(
-    files: Files, checkpoint: Checkpoint, damage: list[StorageDamaged]
+    files: Files, checkpoint: Checkpoint, mark: Mark | None, damage: list[StorageDamaged]
 ) -> tuple[list[tuple[SegmentHeader, SegmentScan]], Log]:
     """The segments to replay, in order, and an empty log."""
     plans = {number: _plan(meta) for number, meta in checkpoint.lanes.items()}
-    log = Log(plans, checkpoint.incarnation, checkpoint.lsn, checkpoint.replay_from - 1, {})
+    used = max(checkpoint.replay_from - 1, 0 if mark is None else mark.segment)
+    log = Log(plans, checkpoint.incarnation, checkpoint.lsn, used, {})
+    log.lost_below, log.lost_promised = checkpoint.lost_below, checkpoint.lost_promised
     scans: list[tuple[SegmentHeader, SegmentScan]] = []
     for name in files.names("wal"):
         path = f"wal/{name}"
@@ -274,18 +314,49 @@ def _scan_segments(
         log.slots[path] = len(data)
         opening, flaws = opening_of(data[:SEGMENT_START].ljust(SEGMENT_START, b"\0"), file=path)
         if opening is None:
-            damage += [UnfitToVote(file=path, position=f.position, expected=f.expected, found=f.found) for f in flaws]
+            damage += flaws
+            if mark is None:
+                log.lost += flaws  # what it had is unknown, and nothing else says whether it matters
             continue
         log.used = max(log.used, opening.sequence)
         if opening.sequence >= checkpoint.replay_from:
+            if not _is_own(opening, checkpoint, mark):
+                damage.append(_foreign(path, opening, checkpoint))
+                continue
             scan = SegmentScan(data, file=path, opening=opening)
             scan.flaws += flaws
             scans.append((opening, scan))
     return sorted(scans, key=lambda pair: pair[0].sequence), log
 
 
+def _is_own(opening: SegmentHeader, checkpoint: Checkpoint, mark: Mark | None) -> bool:
+    """Whether this store wrote the segment since its last opening, at which it wrote a checkpoint."""
+    if opening.epoch >> 32 != checkpoint.opening:
+        return False
+    return mark is None or mark.epoch >> 32 != checkpoint.opening or mark.epoch == opening.epoch
+
+
+def _foreign(path: str, opening: SegmentHeader, checkpoint: Checkpoint) -> StorageDamaged:
+    return StorageDamaged(
+        file=path,
+        position=0,
+        expected=f"a segment of this folder's opening {checkpoint.opening}",
+        found=f"segment {opening.sequence} of opening {opening.epoch >> 32}, epoch {opening.epoch:x}",
+    )
+
+
 def _plan(meta: LaneMeta) -> LanePlan:
-    return LanePlan(meta.state, meta.snapshot_lsn, meta.tail, keep=meta.state.end)
+    end = meta.state.end
+    return LanePlan(
+        meta.state,
+        meta.snapshot_lsn,
+        meta.tail,
+        keep=end,
+        end=end,
+        files=meta.files,
+        snapshot_crc=meta.snapshot_crc,
+        unreadable_upto=meta.unreadable_upto,
+    )
 
 
 def _fold(log: Log, found: Found, damage: list[StorageDamaged]) -> None:
@@ -293,12 +364,18 @@ def _fold(log: Log, found: Found, damage: list[StorageDamaged]) -> None:
     if header.kind == WalKind.RUN:
         log.incarnation = header.first
         return
+    if header.kind == WalKind.BOUND:
+        log.lost_below = header.first
+        return
+    if header.kind == WalKind.STATE and found.payload is None:
+        log.lost.append(_missing(found, missing=header.lsn))
+        return
     plan = log.plans.get(header.lane)
     if plan is None:
         plan = log.plans[header.lane] = LanePlan(LaneState(), 0, (0, NEW_FILE), keep=0)
     plan.touched = True
     try:
-        _fold_lane(plan, found, damage)
+        _fold_lane(plan, found)
     except ValueError as misfit:
         # Possible only after an operation was lost: report the misfit and what this lane lost.
         damage.append(
@@ -307,16 +384,14 @@ def _fold(log: Log, found: Found, damage: list[StorageDamaged]) -> None:
         plan.state.lost_upto = max(plan.state.lost_upto, header.first + header.entries - 1)
 
 
-def _fold_lane(plan: LanePlan, found: Found, damage: list[StorageDamaged]) -> None:
+def _fold_lane(plan: LanePlan, found: Found) -> None:
     header = found.header
     if header.kind == WalKind.ENTRIES:
         plan.add(found)
     elif header.kind == WalKind.STATE:
-        if found.payload is None:
-            damage.append(_unknown(found, missing=header.lsn))
-        else:
-            promised, stamped = PROMISE.unpack(found.payload)
-            plan.state.promise(promised=promised, stamped=stamped)
+        assert found.payload is not None
+        promised, stamped = PROMISE.unpack(found.payload)
+        plan.state.promise(promised=promised, stamped=stamped)
     elif header.kind == WalKind.CUT:
         plan.cut(header.first)
     elif header.kind == WalKind.SNAPSHOT:
@@ -327,10 +402,10 @@ def _fold_lane(plan: LanePlan, found: Found, damage: list[StorageDamaged]) -> No
         plan.state.fence(header.first - 1)
 
 
-def _unknown(found: Found, *, missing: int) -> UnfitToVote:
-    return UnfitToVote(
+def _missing(found: Found, *, missing: int) -> StorageDamaged:
+    return StorageDamaged(
         file=found.file,
         position=found.offset,
-        expected=f"lsn {missing}, which was synced and may be a promise",
+        expected=f"lsn {missing}, which was synced",
         found=f"lsn {found.header.lsn}" if found.payload is not None else "bytes without their checksum",
     )

@@ -29,6 +29,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from avow.errors import Malformed, StorageDamaged
@@ -36,7 +37,16 @@ from avow.replication.durable import Place
 from avow.storage import checked
 from avow.storage.files import Files, read_whole, write_whole
 from avow.wire.messages import Entry
-from avow.wire.record import HEADER_SIZE_BYTES, Buffer, Header, padded, read_header, record_size, unpack_entry
+from avow.wire.record import (
+    HEADER_SIZE_BYTES,
+    Buffer,
+    Header,
+    header_crc,
+    padded,
+    read_header,
+    record_size,
+    unpack_entry,
+)
 
 
 class Point(NamedTuple):
@@ -97,13 +107,29 @@ _LARGE_BYTES: Final = 128 * 1024  # such records are read alone, exactly, and re
 NEW_FILE: Final = -1  # as a tail's size: where the lane ends in its last file is unknown
 
 
+class FileMeta(Struct, frozen=True, array_like=True):
+    """What a checkpoint says of a file, to tell it from another one under its name. A checksum of 0 is not known.
+
+    Two copies of a lane that have the same header somewhere are the same up to there (equal origin and position), so
+    the last header stands for the whole file. The first one is for a file whose end was replaced later.
+    """
+
+    first: int
+    size: int
+    first_crc: int
+    last_at: int = 0  # byte position of the last record
+    last_crc: int = 0
+
+
 class Segment:
     """One file. `size`: bytes that belong to the lane; later bytes are left over and will be overwritten."""
 
-    __slots__ = ("first", "index", "path", "size")
+    __slots__ = ("crc", "first", "index", "last", "path", "size")
 
-    def __init__(self, *, first: int, path: str, size: int, index: Index | None) -> None:
-        self.first, self.path, self.size, self.index = first, path, size, index
+    def __init__(self, *, first: int, path: str, size: int, index: Index | None, crc: int = 0) -> None:
+        """`crc`: of the first record's header; 0: none."""
+        self.first, self.path, self.size, self.index, self.crc = first, path, size, index, crc
+        self.last: FileMeta | None = None  # as it was when it was last asked for
 
 
 class LaneFiles:
@@ -126,6 +152,7 @@ class LaneFiles:
         self.dirty: set[str] = set()  # files to be synced before the log that covers them is reused
         self.folder_dirty = self._folder_made = False
         self.full: list[Segment] = []  # files whose index is to be written
+        self._foreign: list[Segment] = []  # files that are not the lane's, though named so
 
     # -------------------------------------------------------------- opening
 
@@ -136,8 +163,86 @@ class LaneFiles:
             if kind != "log" or not stem.isdigit():
                 continue
             handle = self._files.open(path := f"{self.folder}/{name}")
-            self.segments.append(Segment(first=int(stem), path=path, size=self._files.size(handle), index=None))
+            size, crc = self._files.size(handle), _sound_crc(self._files.read(handle, size=HEADER_SIZE_BYTES, offset=0))
+            self.segments.append(Segment(first=int(stem), path=path, size=size, index=None, crc=crc))
             self._files.close(handle)
+
+    def known(self, end: int) -> list[FileMeta]:
+        """Each file, for a checkpoint at which the lane ends at `end`."""
+        found = []
+        for number, segment in enumerate(self.segments):
+            if segment.last is None or segment.last.size != segment.size:
+                last = self.segments[number + 1].first - 1 if number + 1 < len(self.segments) else end
+                segment.last = self._describe(segment, last)
+            found.append(segment.last)
+        return found
+
+    def _describe(self, segment: Segment, last: int) -> FileMeta:
+        at = crc = 0
+        with contextlib.suppress(StorageDamaged):
+            first, at = self.place(last)
+            if first == segment.first:
+                crc = _sound_crc(self.read(segment, size=HEADER_SIZE_BYTES, offset=at))
+        return FileMeta(segment.first, segment.size, segment.crc, at if crc else 0, crc)
+
+    def compare(self, known: Sequence[FileMeta], *, base: int, keep: int, end: int) -> tuple[list[StorageDamaged], int]:
+        """Compare the files with those of a checkpoint at which the lane ended at `end`; of its entries, base+1 .. keep
+        must still be there. A file that is another one is left out of the lane from here on.
+
+        Returns the flaws, and the last position of a file that has one.
+        """
+        flaws: list[StorageDamaged] = []
+        flawed_upto = 0
+        held = {segment.first: segment for segment in self.segments}
+        for number, meta in enumerate(known):
+            last = known[number + 1].first - 1 if number + 1 < len(known) else end
+            if last <= base or meta.first > keep:
+                continue
+            segment = held.get(meta.first)
+            flaw = self._flaw(meta, segment, whole=last <= keep)
+            if flaw is not None:
+                flaws.append(flaw)
+                flawed_upto = last
+            elif segment is not None and last <= keep:
+                segment.last = meta
+        return flaws, flawed_upto
+
+    def _flaw(self, meta: FileMeta, segment: Segment | None, *, whole: bool) -> StorageDamaged | None:
+        """`whole`: nothing of the file was replaced since the checkpoint."""
+        path = f"{self.folder}/{meta.first:020}.log"
+        if segment is None:
+            return _missing(path, 0, position=meta.first, found="no such file")
+        if whole and segment.size < meta.size:
+            return StorageDamaged(file=path, position=segment.size, expected=f"{meta.size} bytes", found="its end")
+        checks = [(0, meta.first_crc, segment.crc)]
+        if whole and meta.last_crc:
+            header = self.read(segment, size=HEADER_SIZE_BYTES, offset=meta.last_at)
+            checks.append((meta.last_at, meta.last_crc, _sound_crc(header)))
+        for at, expected, found in checks:
+            if expected and not found:
+                return _missing(path, at, position=meta.first, found="a damaged header")
+            if expected and found != expected:
+                self.segments.remove(segment)
+                self._foreign.append(segment)
+                return _missing(path, at, position=meta.first, found=f"another file: {found:08x} for {expected:08x}")
+        return None
+
+    def set_aside_foreign(self) -> None:
+        """Keep files that are not the lane's under another name."""
+        for segment in self._foreign:
+            self._set_aside(segment)
+        self._foreign = []
+
+    def set_aside_after(self, first: int) -> None:
+        """Keep the files after this one under another name: the lane does not know any more what is in them."""
+        while self.segments and self.segments[-1].first > first:
+            self._set_aside(self.segments.pop())
+
+    def _set_aside(self, segment: Segment) -> None:
+        self.release()
+        self._files.rename(old=segment.path, new=f"{segment.path}.lost")
+        self._files.remove(_index_path(segment))
+        self.folder_dirty = True
 
     @property
     def tail(self) -> tuple[int, int]:
@@ -175,6 +280,8 @@ class LaneFiles:
         if self._handle is None:
             self._handle = self._files.open(last.path, create=True)
         self._files.write(self._handle, buffers, offset=last.size)
+        if not last.size:
+            last.crc = header_crc(buffers[0])
         if last.index is not None:
             last.index.add(first, offset=last.size)
         last.size += size
@@ -460,6 +567,14 @@ def _header_of(found: Buffer, position: int, *, file: str, offset: int) -> Heade
     return header
 
 
+def _sound_crc(header: Buffer) -> int:
+    try:
+        read_header(header)
+    except Malformed:
+        return 0
+    return header_crc(header)
+
+
 def _record_bytes(header: Header) -> int:
     return HEADER_SIZE_BYTES + padded(header[6])
 
@@ -485,8 +600,8 @@ def _wrapped(error: Malformed, *, file: str, offset: int) -> StorageDamaged:
     return StorageDamaged(file=file, position=offset + (error.at or 0), expected=error.expected, found=error.found)
 
 
-def _missing(file: str, offset: int, *, position: int) -> StorageDamaged:
-    return StorageDamaged(file=file, position=offset, expected=f"the entry at {position}", found="the end of the file")
+def _missing(file: str, offset: int, *, position: int, found: str = "the end of the file") -> StorageDamaged:
+    return StorageDamaged(file=file, position=offset, expected=f"the entry at {position}", found=found)
 
 
 def _index_path(segment: Segment) -> str:

@@ -11,7 +11,8 @@ The layout of a group:
 It starts on a 4 KiB boundary: no block with acknowledged records is ever written again, so a write torn by a power cut
 cannot destroy them. The second record of a promise is in another block than the first, so one bad block does not lose
 it. The opening record has the lsn of the next record: all lower ones are synced, because a group is written only after
-the previous one was synced. So recovery can distinguish a torn tail from damage (see `replay`).
+the previous one was synced. After its sync, the place that the log reached is written to the mark (`sync_mark`). From
+both, recovery knows what must be there, and distinguishes a torn tail from a loss (see `replay`).
 
 A segment is free again when a checkpoint has made everything in it durable elsewhere. `Wal` is used by one thread; only
 `retire` may be called from another. A failed write or sync ends the process: after a failed fsync the kernel may mark
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from avow.storage.files import Files, fill_with_zeros
+from avow.storage.sync_mark import SyncMark
 from avow.storage.wal_records import (
     BLOCK_BYTES,
     OVERHEAD_BYTES,
@@ -96,8 +98,10 @@ class Wal:
         next_sequence: int,
         synced_lsn: int,
         slots: Sequence[str],
+        mark: SyncMark,
     ) -> None:
         """`slots`: paths of prepared segments that can be overwritten."""
+        self._mark = mark
         self._files, self._segment_size_bytes, self.epoch = files, segment_size_bytes, epoch
         self.capacity_bytes = segment_size_bytes - SEGMENT_START
         self.sequence = next_sequence - 1  # of the segment being written
@@ -123,7 +127,7 @@ class Wal:
         return len(self._free) + len(self._live)
 
     def commit(self, group: Group) -> None:
-        """One write, one sync. Afterwards everything in the group is durable. An OSError is final."""
+        """One write, one sync, and the mark. Afterwards everything in the group is durable. An OSError is final."""
         assert self._handle is not None
         size = group.size_bytes
         buffers = self._opening + group.buffers(first_lsn=self.synced_lsn + 1, epoch=self.epoch)
@@ -133,12 +137,11 @@ class Wal:
         self._opening = []
         self._offset += size
         self.synced_lsn = group.last_lsn or self.synced_lsn
+        self._mark.write(lsn=self.synced_lsn, segment=self.sequence, offset=self._offset, epoch=self.epoch)
 
-    def mark(self) -> None:
-        """Write an empty group, which proves that the previous one was synced."""
-        group = Group()
-        if self._handle is not None and not self._opening and self.fits(group.size_bytes):
-            self.commit(group)
+    def rest(self) -> None:
+        """Nothing waits to be written: make the mark durable."""
+        self._mark.sync()
 
     def use_next(self, *, timeout_s: float | None = None) -> bool:
         """Continue in a free segment; its opening block is written with the first group. False: none became free."""
@@ -148,7 +151,8 @@ class Wal:
             slot = self._free.popleft()
             self.sequence += 1
             self._live[self.sequence] = slot
-        self.close()
+        self._close_segment()
+        self._mark.sync()
         self._handle = self._files.open(slot)
         header = SegmentHeader(SEGMENT_FORMAT, self._segment_size_bytes, self.sequence, self.epoch, self.synced_lsn + 1)
         self._opening, self._offset = [segment_block(header)], SEGMENT_START
@@ -167,6 +171,10 @@ class Wal:
             self._freed.notify_all()
 
     def close(self) -> None:
+        self._close_segment()
+        self._mark.close()
+
+    def _close_segment(self) -> None:
         if self._handle is not None:
             self._files.close(self._handle)
             self._handle = None

@@ -64,6 +64,7 @@ class WalKind:
     TRIM = 6
     FENCE = 7  # first: end + 1
     RUN = 8
+    BOUND = 9  # first: lanes from this number on were created after a loss
 
 
 class Header(NamedTuple):

@@ -125,6 +125,12 @@ def _check_sizes(*, body: int, control: int, count: int) -> None:
         raise CountOverflow("message count", expected=f"<= {limits.BATCH_COUNT_MAX}", found=count, at=28)
 
 
+def header_crc(header: Buffer) -> int:
+    """The checksum that a header claims to have: different in two records of a lane, and in those of two lanes. Not
+    verified."""
+    return int.from_bytes(header[_HEADER_CRC_AT : _HEADER_CRC_AT + 4], "little")
+
+
 def record_size(header: Buffer) -> int:
     """The length in bytes of the record with this header. Only the header is read and verified."""
     return HEADER_SIZE_BYTES + padded(read_header(header)[6])

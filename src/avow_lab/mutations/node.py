@@ -17,15 +17,17 @@ from avow.node.membership_steps import MembershipSteps
 from avow.node.node import Collect, Component, EffectMux, Node
 from avow.node.pubsub.queue import PubSubQueue
 from avow.node.records import NodeEffects
-from avow.node.roles import NodeRoles
+from avow.node.roles import SHIPPED, NodeRoles
 from avow.queue.commands import QueueCommand, RetentionRules, decode
 from avow.queue.records import Queue
-from avow.replication.durable import Synced
-from avow.replication.effects import LaneImage, Persist, SaveRun
+from avow.replication.durable import LaneImages, Synced
+from avow.replication.effects import LaneImage, Persist, SaveLossBound, SaveRun
+from avow.storage.memory import MemoryStore
 from avow.wire.messages import Kind
 from avow_lab.mutations.delegate import Delegate
 from avow_lab.mutations.hunt import Mutation, as_drawn, often
 from avow_lab.simulator.plan import MIXED, TWO_PHASE, Plan
+from avow_lab.simulator.world import World
 
 SEEDS_MAX: Final = 2_000
 
@@ -127,7 +129,38 @@ class DroppedEarly(Delegate):
 
 
 def _lane_of(operation: Persist) -> int:
-    return 0 if isinstance(operation, SaveRun) else operation.lane
+    return 0 if isinstance(operation, SaveRun | SaveLossBound) else operation.lane
+
+
+# ------------------------------------------------------------------ disks that lose files of the log
+
+
+class ForgetfulStore(MemoryStore):
+    def _successor(self) -> MemoryStore:
+        return type(self)()
+
+    def _distrust(self) -> None:
+        """No mark shows it that anything is missing."""
+
+
+class StoreWithoutPromises(ForgetfulStore):
+    def _distrust(self) -> None:
+        self._promised = 0
+        MemoryStore._distrust(self)
+
+
+class LossIsAbsence(World[Node]):
+    store_class = ForgetfulStore
+
+
+class LostPromisesForgotten(World[Node]):
+    store_class = StoreWithoutPromises
+
+
+class LostLanesAreNew(Delegate):
+    def __init__(self, shipped: LaneSet) -> None:
+        super().__init__(shipped)
+        shipped.images.lost_below = 0
 
 
 # ------------------------------------------------------------------ lanes that come and go
@@ -237,7 +270,7 @@ def _mux(delegate: type[Delegate]) -> NodeRoles:
 
 
 def _lane_set(delegate: type[Delegate]) -> NodeRoles:
-    def make(node: Node, images: dict[int, LaneImage]) -> Any:
+    def make(node: Node, images: LaneImages) -> Any:
         return delegate(LaneSet(node, images))
 
     return NodeRoles(lane_set=make)
@@ -263,9 +296,15 @@ def _early(collect: Collect) -> Any:
 
 
 def _mutation(
-    name: str, what: str, roles: NodeRoles, *, strategy: str = MIXED, plan: Callable[[Plan], Plan] = as_drawn
+    name: str,
+    what: str,
+    roles: NodeRoles = SHIPPED,
+    *,
+    world: type[World[Node]] = World,
+    strategy: str = MIXED,
+    plan: Callable[[Plan], Plan] = as_drawn,
 ) -> Mutation:
-    return Mutation(name, what, roles=roles, strategy=strategy, plan=plan, seeds_max=SEEDS_MAX)
+    return Mutation(name, what, roles=roles, world=world, strategy=strategy, plan=plan, seeds_max=SEEDS_MAX)
 
 
 NODE_MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -290,6 +329,24 @@ NODE_MUTATIONS: Final[tuple[Mutation, ...]] = (
     _mutation("left on disk", "a deleted queue's lanes stay where they are", _lane_set(LeftOnDisk)),
     _mutation("queue left on disk", "a deleted pub-sub queue's lanes stay", _lane_set(QueueLeftOnDisk)),
     _mutation("kept while away", "lanes that were created and deleted meanwhile stay on disk", _lane_set(AwayKept)),
+    _mutation(
+        "a loss is an absence",
+        "a peer that lost files of its log goes on with what is left",
+        world=LossIsAbsence,
+        plan=often("damage"),
+    ),
+    _mutation(
+        "lost promises are forgotten",
+        "such a peer promises lower ballots again",
+        world=LostPromisesForgotten,
+        plan=often("damage", "blink"),
+    ),
+    _mutation(
+        "a lost lane is a new one",
+        "a lane of which nothing is left begins as its founders did",
+        _lane_set(LostLanesAreNew),
+        plan=often("damage"),
+    ),
     _mutation("gone at once", "a peer is gone while it is a member", _membership(GoneAtOnce)),
     _mutation("gone in flight", "a removal counts before it is committed", _membership(GoneInFlight)),
     _mutation("ready at once", "a peer votes before it holds everything", _membership(ReadyAtOnce)),

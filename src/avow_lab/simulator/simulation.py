@@ -27,6 +27,7 @@ from avow.queue.commands import LaneCursorsCommand, decode
 from avow.queue.entry_outcome import Outcome
 from avow.queue.records import Bounds
 from avow.queue.state import QueueState
+from avow.replication.durable import LOST_UNBOUNDED
 from avow.replication.effects import LaneImage, SaveSnapshot
 from avow.replication.quorum import quorum
 from avow.wire.messages import Entry, Kind, Snapshot
@@ -286,6 +287,10 @@ class Simulation:
         others = [other for other in self.world.machines.values() if other is not machine and not other.gone]
         if any(self._is_damaged(other) for other in others):
             return False
+        if rng.random() < 0.3:
+            machine.store.lose_log(rng.random)
+            self.world.count("lost logs")
+            return True
         return self._damage_one(machine, images, rng)
 
     def _damage_one(self, machine: Machine[Node], images: dict[int, LaneImage], rng: Random) -> bool:
@@ -334,7 +339,10 @@ class Simulation:
     def _is_damaged(self, machine: Machine[Node]) -> bool:
         """A pub-sub lane with a decided end is whole when it holds everything up to it. Any other must never have lost
         an entry."""
-        for number, image in machine.store.load().lanes.items():
+        found = machine.store.load()
+        if found.lost_below == LOST_UNBOUNDED:
+            return True
+        for number, image in found.lanes.items():
             if number & HISTORY or (number != METADATA_LANE and self._is_dead(number)):
                 continue
             if not self._is_two_phase(number) and image.decided_end >= 0:

@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct
 
 from avow.errors import Refused
-from avow.replication.durable import Synced
+from avow.replication.durable import LaneImages, Synced
 from avow.replication.effects import Persist, SaveRun
 from avow.replication.pubsub.core import PubSubCore
 from avow.replication.pubsub.state import LaneState
@@ -97,7 +97,7 @@ class PubSubBench(Bench[PubSubCore]):
         core = PubSubCore(
             me=machine.number,
             incarnation=run,
-            images=image.lanes,
+            images=LaneImages(image.lanes),
             rng=lambda: (machine.number - 1) / 10,
             tuning=self._tuning,
             now=machine.clock_s,

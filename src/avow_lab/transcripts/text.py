@@ -18,7 +18,16 @@ from avow.ids import REPAIRING, ballot_text
 from avow.limits import WRITE_ID_SIZE_BYTES
 from avow.node.answers import Answer, Done, Refusal
 from avow.queue.commands import StageCommand, TransactionCommand, decode
-from avow.replication.effects import Persist, SaveCut, SaveEntries, SaveFence, SaveRun, SaveSnapshot, SaveState
+from avow.replication.effects import (
+    Persist,
+    SaveCut,
+    SaveEntries,
+    SaveFence,
+    SaveLossBound,
+    SaveRun,
+    SaveSnapshot,
+    SaveState,
+)
 from avow.replication.membership import decode_members
 from avow.wire.batch import Batch, encode_batch, pack_entry, unpack_entry
 from avow.wire.messages import Entry, Fence, Fenced, Kind, Message, Refill, Refilled, describe
@@ -160,6 +169,8 @@ def persist_text(operation: Persist, *, lane: str = "") -> str:
             return f"run {incarnation}"
         case SaveSnapshot(_, snapshot):
             return f"{lane}snapshot at {snapshot.position}"
+        case SaveLossBound(below):
+            return f"lanes from {below} on are younger than the loss"
         case _:
             return f"{lane}trim to {operation.upto}"
 

@@ -31,7 +31,7 @@ def test_every_peer_lists_all_peers_with_their_addresses(cluster: Contract) -> N
             each: cluster.members.url(each) for each in cluster.members.numbers
         }
         assert all(peer["state"] == "ready" and peer["voter"] for peer in found)
-        assert set(found[0]) == {"number", "identity", "link", "api", "state", "voter", "connected"}
+        assert set(found[0]) == {"number", "identity", "link", "api", "state", "voter", "connected", "newest"}
 
 
 def test_creating_a_queue_again_returns_the_existing_one(cluster: Contract) -> None:

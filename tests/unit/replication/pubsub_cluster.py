@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from avow.replication.durable import synced_receipt
+from avow.replication.durable import LaneImages, synced_receipt
 from avow.replication.effects import (
     Effects,
     LaneImage,
@@ -128,7 +128,7 @@ class Cluster:
         peer.core = PubSubCore(
             me=number,
             incarnation=peer.disk.incarnation,
-            images=peer.disk.images(),
+            images=LaneImages(peer.disk.images()),
             rng=self.random.random,
             tuning=self.tuning,
             now=self.now,

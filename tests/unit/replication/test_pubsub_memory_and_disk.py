@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from avow.errors import InvalidRequest, StorageDamaged, Trimmed
-from avow.replication.durable import synced_receipt
+from avow.replication.durable import LaneImages, synced_receipt
 from avow.replication.effects import Effects, LaneImage, SaveEntries, SaveFence, SaveSnapshot, SaveTrim
 from avow.replication.pubsub.core import PubSubCore
 from avow.replication.pubsub.state import Read
@@ -44,7 +44,7 @@ def core_of(image: LaneImage | None = None, *, me: int = 3, owner: int = 1, read
     core = PubSubCore(
         me=me,
         incarnation=1,
-        images={} if image is None else {LANE: image},
+        images=LaneImages({} if image is None else {LANE: image}),
         rng=lambda: 0.5,
         tuning=Tuning(piece_entries=4),
         now=0.0,
@@ -127,7 +127,7 @@ def test_an_owner_does_not_restart_its_own_lane() -> None:
 
 
 def test_a_base_that_arrives_before_its_lane_is_used_when_the_lane_is_known() -> None:
-    core = PubSubCore(me=3, incarnation=1, images={}, rng=lambda: 0.5, tuning=Tuning(), now=0.0)
+    core = PubSubCore(me=3, incarnation=1, images=LaneImages({}), rng=lambda: 0.5, tuning=Tuning(), now=0.0)
     core.receive(2, Fence(LANE, 9), 0.0)
     core.receive(2, Refill(LANE, 9, 4, (start(5),)), 0.0)
     assert core.notifications.take_begun() == []
@@ -234,7 +234,7 @@ def beats(core: PubSubCore, first: int, last: int) -> list[int]:
 
 
 def test_an_idle_queue_sends_no_heartbeats_where_others_do() -> None:
-    core = PubSubCore(me=3, incarnation=1, images={}, rng=lambda: 0.5, tuning=Tuning(), now=0.0, heard={})
+    core = PubSubCore(me=3, incarnation=1, images=LaneImages({}), rng=lambda: 0.5, tuning=Tuning(), now=0.0, heard={})
     core.members((1, 2, 3), ())
     core.lane_opened(LANE, 1, 1, (1, 2, 3), 0.0)
     core.heard[1] = 1e9  # its owner lives

@@ -24,6 +24,16 @@ def test_a_founder_is_remembered_by_its_first_identity(tmp_path: Path) -> None:
         again.meet(2, b"x" * 16)
 
 
+@pytest.mark.parametrize("name", ["peers", "peers-copy"])
+def test_an_old_copy_of_one_file_is_not_believed(tmp_path: Path, name: str) -> None:
+    registry = founded(tmp_path)
+    old = (tmp_path / name).read_bytes()
+    registry.meet(2, OTHER)
+    (tmp_path / name).write_bytes(old)
+    assert PeerRegistry(DiskFiles(tmp_path)).peers[2].identity == OTHER
+    assert (tmp_path / "peers").read_bytes() == (tmp_path / "peers-copy").read_bytes()
+
+
 def test_unknown_peers_and_peers_that_left_are_refused(tmp_path: Path) -> None:
     registry = founded(tmp_path)
     with pytest.raises(FolderUnusable, match="must join"):
@@ -37,8 +47,11 @@ def test_unknown_peers_and_peers_that_left_are_refused(tmp_path: Path) -> None:
 def test_one_damaged_page_is_restored_from_its_copy_and_two_are_damage(tmp_path: Path) -> None:
     founded(tmp_path)
     (tmp_path / "peers").write_bytes(b"garbage")
-    assert PeerRegistry(DiskFiles(tmp_path)).number == 1
-    (tmp_path / "peers-copy").write_bytes(b"garbage")
+    again = PeerRegistry(DiskFiles(tmp_path))
+    assert (again.number, [flaw.file for flaw in again.damage]) == (1, ["peers"])
+    assert PeerRegistry(DiskFiles(tmp_path)).damage == []
+    for name in ("peers", "peers-copy"):
+        (tmp_path / name).write_bytes(b"garbage")
     with pytest.raises(StorageDamaged):
         PeerRegistry(DiskFiles(tmp_path))
 

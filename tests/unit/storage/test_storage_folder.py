@@ -55,7 +55,13 @@ def test_a_flipped_bit_in_one_identity_file_is_reported_and_the_copy_used(tmp_pa
         folder = open_folder(tmp_path, cluster=CLUSTER, peer=PEER)
         assert [flaw.file for flaw in folder.damage] == ["identity"]
         folder.close()
-    (tmp_path / "identity-copy").write_bytes(b"short")
+        assert (tmp_path / "identity").read_bytes() == sound
+    (tmp_path / "identity").unlink()
+    folder = open_folder(tmp_path, cluster=CLUSTER, peer=PEER)
+    assert [flaw.found for flaw in folder.damage] == ["no such file"]
+    folder.close()
+    for name in ("identity", "identity-copy"):
+        (tmp_path / name).write_bytes(b"short")
     with pytest.raises(StorageDamaged):
         open_folder(tmp_path, cluster=CLUSTER, peer=PEER)
 

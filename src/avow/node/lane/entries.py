@@ -28,9 +28,10 @@ class LaneHistory:
         read: Read | None,
         main: Read | None,
         needed_from: Callable[[], int],
+        missing_upto: int = 0,
     ) -> None:
         """`main` reads the lane's own storage, `read` its history. `needed_from()`: the first entry that may be
-        read."""
+        read. `missing_upto`: of the entries up to there, the lane's own storage lacks some."""
         self._core, self._main, self._needed_from = core, main, needed_from
         self._backfill = Backfill(
             lane=core.lane,
@@ -39,6 +40,7 @@ class LaneHistory:
             main=main,
             snapshot_at=core.log.base,
             needed_from=needed_from(),
+            missing_upto=missing_upto,
         )
         self._keep()
 

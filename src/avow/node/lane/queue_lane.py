@@ -67,7 +67,9 @@ class QueueLane:
             bounds=bounds,
             coverage=Coverage(every_s=coverage_sample_s),
             coverage_slack_s=coverage_slack_s,
-            history=partial(roles.history, core, image=history, read=read_history, main=read),
+            history=partial(
+                roles.history, core, image=history, read=read_history, main=read, missing_upto=image.unreadable_upto
+            ),
         )
         self.history: LaneHistory = self.machine.history
         self._lane = inner = TwoPhaseLane(

@@ -46,8 +46,8 @@ from avow.node.pubsub.writes import UNKNOWN, Writes
 from avow.node.records import PubSubBounds
 from avow.queue.commands import LaneEndCommand, LaneOpenCommand, RetentionRules, encode
 from avow.queue.records import Lane, StoredFile, VectorCursor, VisibleRange
-from avow.replication.durable import Synced
-from avow.replication.effects import Effects, LaneImage, Persist
+from avow.replication.durable import LaneImages, Synced
+from avow.replication.effects import Effects, Persist
 from avow.replication.pubsub.core import PubSubCore
 from avow.replication.pubsub.retention import emptied
 from avow.replication.pubsub.state import Read
@@ -73,7 +73,7 @@ class PubSubQueue:
         me: int,
         queue: str,
         incarnation: int,
-        images: dict[int, LaneImage],
+        images: LaneImages,
         rng: Callable[[], float],
         tuning: Tuning,
         now: float,

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from avow.ids import ballot_of
-from avow.replication.durable import Synced
+from avow.replication.durable import LaneImages, Synced
 from avow.replication.effect_buffer import EffectBuffer
-from avow.replication.effects import Effects, LaneImage
+from avow.replication.effects import Effects
 from avow.replication.pubsub.context import Context
 from avow.replication.pubsub.copies import Copies
 from avow.replication.pubsub.journal import Journal, Mark
@@ -69,7 +69,7 @@ class PubSubCore:
         *,
         me: int,
         incarnation: int,
-        images: dict[int, LaneImage],
+        images: LaneImages,
         rng: Callable[[], float],
         tuning: Tuning,
         now: float,
@@ -233,7 +233,7 @@ class PubSubCore:
 
     def lane_opened(self, number: int, peer: int, incarnation: int, voters: tuple[int, ...], now: float) -> None:
         """A run owns a lane, with these voters for its whole life. The second time this changes nothing."""
-        lane = self.lanes.claim(number)
+        lane = self.lanes.claim(number, new=(peer, incarnation) == (self.me, self.ownership.run))
         if lane.voters:
             return
         self.lanes.opened(lane, owner=peer, incarnation=incarnation, voters=voters, now=now)

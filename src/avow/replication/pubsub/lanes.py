@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from avow.errors import InvalidRequest
 from avow.ids import REPAIRING
-from avow.replication.effects import LaneImage, SaveCut, SaveState
+from avow.replication.durable import LaneImages
+from avow.replication.effects import LaneImage, SaveCut, SaveFence, SaveState
 from avow.replication.pubsub.journal import Journal
 from avow.replication.pubsub.rules import Rules
 from avow.replication.pubsub.state import LaneState
@@ -21,7 +22,7 @@ class Lanes:
 
     __slots__ = ("_images", "_journal", "_me", "_rules", "_runs", "active", "by_number", "everyone")
 
-    def __init__(self, me: int, images: dict[int, LaneImage], rules: Rules, journal: Journal) -> None:
+    def __init__(self, me: int, images: LaneImages, rules: Rules, journal: Journal) -> None:
         self._me, self._images, self._rules, self._journal = me, images, rules, journal
         self.by_number: dict[int, LaneState] = {}
         self.active: list[LaneState] = []  # undecided, or not complete here
@@ -36,11 +37,13 @@ class Lanes:
             )
         return lane
 
-    def claim(self, number: int) -> LaneState:
-        """The lane of this number; a new one is restored from what is on disk."""
+    def claim(self, number: int, *, new: bool = False) -> LaneState:
+        """The lane of this number, restored from what is on disk. `new`: this run created it, so nothing of it can be
+        lost."""
         lane = self.by_number.get(number)
         if lane is None:
-            lane = self.by_number[number] = self._restore(number, self._images.pop(number, LaneImage(entries=[])))
+            image = None if new else self._images.take(number)
+            lane = self.by_number[number] = self._restore(number, image or LaneImage(entries=[]))
         return lane
 
     def _restore(self, number: int, image: LaneImage) -> LaneState:
@@ -52,6 +55,8 @@ class Lanes:
         elif lane.repairing and image.stamped != REPAIRING:
             # before anything is stored again: the next start must still know that this copy lost entries
             self._journal.save(lane, SaveState(number, 0, REPAIRING))
+            if lane.fenced:  # of a lane that was lost as a whole, this is not on disk either
+                self._journal.save(lane, SaveFence(number, -1))
         return lane
 
     def opened(self, lane: LaneState, *, owner: int, incarnation: int, voters: tuple[int, ...], now: float) -> None:
