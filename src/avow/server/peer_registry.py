@@ -24,7 +24,7 @@ from avow.wire.versions import FIRST, NEWEST
 
 _MAGIC: Final = b"AVpb"
 _RAISED: Final = b"AVpl"  # once the level was raised: the first release refuses it, because it cannot read the log
-_NAMES: Final = ("peers", "peers-copy")
+PATHS: Final = ("peers", "peers-copy")
 
 
 class KnownPeer(Struct, frozen=True):
@@ -106,11 +106,13 @@ class PeerRegistry:
 
     def _read(self) -> None:
         found: list[_Content] = []
-        for name in _NAMES:
+        absent: list[StorageDamaged] = []
+        for name in PATHS:
             data = read_whole(self._files, name)
+            if data is None:
+                absent.append(StorageDamaged(file=name, position=0, expected="the list of peers", found="no such file"))
+                continue
             try:
-                if data is None:
-                    raise StorageDamaged(file=name, position=0, expected="the list of peers", found="no such file")
                 found.append(
                     _decoder.decode(checked.unseal(_RAISED if data[:4] == _RAISED else _MAGIC, data, file=name))
                 )
@@ -118,21 +120,23 @@ class PeerRegistry:
                 self.damage.append(flaw)
         newest = max(found, key=lambda content: content.change, default=None)
         if newest is None:
-            if any(read_whole(self._files, name) is not None for name in _NAMES):
+            if self.damage:
                 raise self.damage[0]
-            self.damage = []  # a new folder
-            return
+            return  # a new folder
+        if newest.change > 1:  # otherwise the first write was cut off
+            self.damage += absent
         self.number, self.founders, self.level = newest.number, newest.founders, newest.level
         self.peers = {known.number: known for known in newest.peers}
         self._change = newest.change
-        if len(found) < len(_NAMES) or any(content != newest for content in found):
+        if len(found) < len(PATHS) or any(content != newest for content in found):
             self._write()
 
     def _write(self) -> None:
         self._change += 1
         content = _Content(self.number, self.founders, tuple(self.peers.values()), self.level, self._change)
         sealed = checked.seal(_MAGIC if self.level == FIRST else _RAISED, msgspec.msgpack.encode(content))
-        for name in _NAMES:  # one after the other: a crash in between leaves one copy intact
+        for name in PATHS:
             write_whole(self._files, f"{name}.new", [sealed])
+        for name in PATHS:  # one after the other: a crash in between leaves one copy intact
             self._files.rename(old=f"{name}.new", new=name)
-        self._files.sync_folder(".")
+            self._files.sync_folder(".")

@@ -36,11 +36,15 @@ from avow.server.access import check_exposure, link_contexts, server_context
 from avow.server.http.server import HttpServer
 from avow.server.join import ask_to_join
 from avow.server.links import Links
+from avow.server.peer_registry import PATHS as REGISTRY
 from avow.server.peer_registry import KnownPeer, PeerRegistry
 from avow.server.process import Peer
 from avow.server.settings import Settings, address, address_text, founders_of
-from avow.storage.data_folder import Folder, identity_of, open_folder
+from avow.storage.checkpoint import PATHS
+from avow.storage.data_folder import JOINING, Folder, identity_of, make_folder, open_folder
 from avow.storage.file_store import FileStore
+from avow.storage.files import DiskFiles, Files, write_whole
+from avow.storage.recovery import FOLDERS
 from avow.storage.store import Sizes
 from avow.wire.versions import NEWEST
 
@@ -163,16 +167,20 @@ async def _until_stopped(peer: Peer, stopping: asyncio.Event) -> int:
 
 
 def claim_folder(settings: Settings) -> tuple[UUID, UUID, Folder, PeerRegistry]:
-    """Cluster, identity, locked folder and peer registry of this peer; created for a new founder or joiner."""
+    """Cluster, identity, locked folder and peer registry of this peer; created for a new founder or joiner.
+
+    A first start that was cut off before the registry was written is begun again, under the same identity: nothing can
+    have been promised, because the store comes after it.
+    """
     path = Path(settings.data)
     known = identity_of(path) if path.is_dir() else None
-    if known is not None:
+    if known is not None and is_begun(DiskFiles(path)):
         return _reopen(path, settings, *known)
     founders = founders_of(settings)
     if not founders:
-        return _join(path, settings)
-    cluster = cluster_of(founders)
-    identity = uuid4()
+        return _join(path, settings, known)
+    cluster = known[0] if known is not None and len(founders) == 1 else cluster_of(founders)
+    identity = known[1] if known is not None else uuid4()
     folder = open_folder(path, cluster=cluster, peer=identity, create=True)
     with _released_on_error(folder):
         registry = PeerRegistry(folder.files)
@@ -180,6 +188,11 @@ def claim_folder(settings: Settings) -> tuple[UUID, UUID, Folder, PeerRegistry]:
         peers[settings.number] = KnownPeer(settings.number, founders[settings.number], identity.bytes)
         registry.begin(settings.number, peers, tuple(sorted(founders)))
     return cluster, identity, folder, registry
+
+
+def is_begun(files: Files) -> bool:
+    """Whether the first start got as far as the list of peers."""
+    return not {*REGISTRY, *PATHS, *FOLDERS}.isdisjoint(files.names("."))
 
 
 def cluster_of(founders: dict[int, str]) -> UUID:
@@ -195,8 +208,8 @@ def _reopen(path: Path, settings: Settings, cluster: UUID, identity: UUID) -> tu
         registry = PeerRegistry(folder.files)
         if not registry.number:
             raise FolderUnusable(
-                f"{path} has an identity but no list of peers: the first start did not finish. "
-                "Empty the folder and start again"
+                f"{path} has an identity and data but no list of peers: both copies of it are gone; nothing was "
+                "changed. Bring one back, or remove this peer and let a new one join"
             )
         if registry.level > NEWEST:
             raise FolderUnusable(
@@ -216,24 +229,31 @@ def _reopen(path: Path, settings: Settings, cluster: UUID, identity: UUID) -> tu
     return cluster, identity, folder, registry
 
 
-def _join(path: Path, settings: Settings) -> tuple[UUID, UUID, Folder, PeerRegistry]:
-    path.mkdir(parents=True, exist_ok=True)
-    others = set(os.listdir(path)) - {"joining"}
-    if others:
+def _join(path: Path, settings: Settings, known: tuple[UUID, UUID] | None) -> tuple[UUID, UUID, Folder, PeerRegistry]:
+    make_folder(path)
+    files = DiskFiles(path)
+    others = set(files.names(".")) - {JOINING, f"{JOINING}.new"}
+    if others and known is None:
         raise FolderUnusable(
             f"{path} is not empty (it has {sorted(others)[0]}); a peer needs an empty folder to join a cluster"
         )
-    asked = path / "joining"
-    identity = UUID(asked.read_text("ascii").strip()) if asked.exists() else uuid4()
-    asked.write_text(f"{identity}\n", "ascii")
+    asked = path / JOINING
+    if known is not None:
+        identity = known[1]
+    elif asked.exists():
+        identity = UUID(asked.read_text("ascii").strip())
+    else:
+        identity = uuid4()
+        write_whole(files, f"{JOINING}.new", [f"{identity}\n".encode("ascii")])
+        files.rename(old=f"{JOINING}.new", new=JOINING)
+        files.sync_folder(".")
     assignment = ask_to_join(settings, identity)
-    with contextlib.suppress(FileNotFoundError):
-        asked.unlink()
     folder = open_folder(path, cluster=assignment.cluster, peer=identity, create=True)
     with _released_on_error(folder):
         registry = PeerRegistry(folder.files)
         peers = {peer.number: peer for peer in assignment.peers}
         registry.begin(assignment.number, peers, ())
+        folder.files.remove(JOINING)
     return assignment.cluster, identity, folder, registry
 
 

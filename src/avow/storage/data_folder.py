@@ -16,17 +16,19 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
 from avow.errors import FolderUnusable, StorageDamaged
 from avow.storage import checked
-from avow.storage.files import DiskFiles, read_whole, write_whole
+from avow.storage.files import DiskFiles, Files, read_whole, write_whole
 
 _IDENTITY: Final = ("identity", "identity-copy")
 _LOCK: Final = "lock"
+JOINING: Final = "joining"  # the identity with which a joiner asked for a number (see `server.serve`)
+_BEFORE_IDENTITY: Final = frozenset({_LOCK, JOINING, *(f"{name}.new" for name in _IDENTITY)})
 
 
 class Folder:
@@ -45,27 +47,58 @@ class Folder:
 def open_folder(path: Path, *, cluster: UUID, peer: UUID, create: bool = False) -> Folder:
     """Lock the folder and check that it belongs to this peer.
 
-    `create`: the peer is new; the folder may be missing or empty and gets this identity. Raises FolderUnusable, or
-    StorageDamaged if neither identity file can be read; then nothing in the folder was changed.
+    `create`: the first start of this peer, or one again that a crash interrupted; the folder may be missing, empty, or
+    have this identity. Raises FolderUnusable, or StorageDamaged if neither identity file can be read; then nothing in
+    the folder was changed.
     """
     if create:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
     lock = _locked(path)
     with ExitStack() as undo:
         undo.callback(os.close, lock)
-        damage = _checked_identity(path, cluster=cluster, peer=peer, create=create)
+        damage = claim_identity(DiskFiles(path), cluster=cluster, peer=peer, create=create, where=str(path))
         undo.pop_all()  # the folder is valid: keep the lock
     return Folder(path, lock=lock, damage=damage)
 
 
 def identity_of(path: Path) -> tuple[UUID, UUID] | None:
     """(cluster, peer) of a folder; None: it has no identity. Raises StorageDamaged if it cannot be read."""
-    found, damage = _read_identities(DiskFiles(path))
+    return read_identity(DiskFiles(path))
+
+
+def read_identity(files: Files) -> tuple[UUID, UUID] | None:
+    """As `identity_of`."""
+    found, damage = _read_identities(files)
     if found:
         return UUID(bytes=found[0][:16]), UUID(bytes=found[0][16:])
     if damage:
         raise damage[0]
     return None
+
+
+def make_folder(path: Path) -> None:
+    """Create the folder, and those above it that are missing. A power cut afterwards cannot take them away."""
+    above = path.absolute()
+    missing: list[str] = []
+    while not above.is_dir():
+        missing.insert(0, above.name)
+        above = above.parent
+    make_folders(DiskFiles(above), missing)
+    if not missing:
+        # It may have been made by a start that was cut off before this sync. A folder above that we may not read was
+        # made by somebody else.
+        with suppress(PermissionError):
+            DiskFiles(path.absolute().parent).sync_folder(".")
+
+
+def make_folders(files: Files, names: Sequence[str]) -> None:
+    """Create folders one below the other, each durably."""
+    above = "."
+    for name in names:
+        folder = name if above == "." else f"{above}/{name}"
+        files.make_folder(folder)
+        files.sync_folder(above)
+        above = folder
 
 
 def _locked(path: Path) -> int:
@@ -85,50 +118,48 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def _checked_identity(path: Path, *, cluster: UUID, peer: UUID, create: bool) -> list[StorageDamaged]:
-    files = DiskFiles(path)
+def claim_identity(files: Files, *, cluster: UUID, peer: UUID, create: bool, where: str) -> list[StorageDamaged]:
+    """As `open_folder`, without the lock. A copy of the identity that is missing or damaged is restored and returned as
+    damage; in a first start that was cut off it is not damage."""
     found, damage = _read_identities(files)
     wanted = cluster.bytes + peer.bytes
-    if found:
-        for body in found:
-            if body != wanted:
-                raise FolderUnusable(
-                    f"the data folder {path} belongs to peer {UUID(bytes=body[16:])} of cluster "
-                    f"{UUID(bytes=body[:16])}, not to peer {peer} of cluster {cluster}; nothing was changed. Start the "
-                    "peer it belongs to, or use another folder"
-                )
-        if damage:
-            _write_identity(files, wanted)
-        return damage
-    if damage:
+    for body in found:
+        if body != wanted:
+            raise FolderUnusable(
+                f"the data folder {where} belongs to peer {UUID(bytes=body[16:])} of cluster "
+                f"{UUID(bytes=body[:16])}, not to peer {peer} of cluster {cluster}; nothing was changed. Start the "
+                "peer it belongs to, or use another folder"
+            )
+    if not found and damage:
         raise damage[0]
-    if not create or set(os.listdir(path)) - {_LOCK}:
+    if not found and (not create or set(files.names(".")) - _BEFORE_IDENTITY):
         raise FolderUnusable(
-            f"the data folder {path} has no identity file; nothing was changed. If the folder was emptied, its peer "
+            f"the data folder {where} has no identity file; nothing was changed. If the folder was emptied, its peer "
             "must not vote again: remove that peer from the cluster and join a new one with a new folder"
         )
-    _write_identity(files, wanted)
-    return []
+    if damage or not found:
+        for name in _IDENTITY:
+            write_whole(files, f"{name}.new", [checked.seal(checked.IDENTITY, wanted)])
+        for name in _IDENTITY:
+            files.rename(old=f"{name}.new", new=name)
+            files.sync_folder(".")
+    return [] if create else damage
 
 
-def _write_identity(files: DiskFiles, identity: bytes) -> None:
-    for name in _IDENTITY:
-        write_whole(files, f"{name}.new", [checked.seal(checked.IDENTITY, identity)])
-        files.rename(old=f"{name}.new", new=name)
-    files.sync_folder(".")
-
-
-def _read_identities(files: DiskFiles) -> tuple[list[bytes], list[StorageDamaged]]:
+def _read_identities(files: Files) -> tuple[list[bytes], list[StorageDamaged]]:
+    """What the copies have, and what is wrong with the others. Both missing is nothing wrong."""
     found: list[bytes] = []
     damage: list[StorageDamaged] = []
+    missing: list[StorageDamaged] = []
     for name in _IDENTITY:
         data = read_whole(files, name)
+        if data is None:
+            missing.append(
+                StorageDamaged(file=name, position=0, expected="the folder's identity", found="no such file")
+            )
+            continue
         try:
-            if data is None:
-                raise StorageDamaged(file=name, position=0, expected="the folder's identity", found="no such file")
             found.append(checked.unseal(checked.IDENTITY, data, file=name))
         except StorageDamaged as flaw:
             damage.append(flaw)
-    if not found and all(read_whole(files, name) is None for name in _IDENTITY):
-        return [], []
-    return found, damage
+    return found, damage + missing if found or damage else []

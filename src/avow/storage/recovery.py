@@ -84,6 +84,7 @@ def recover(files: Files, sizes: Sizes, *, alone: bool = False) -> Recovered:
     """
     damage: list[StorageDamaged] = []
     checkpoint = read_checkpoint(files, damage) or _first_checkpoint(files)
+    _make_folders(files)
     mark = read_mark(files, damage) if checkpoint.marked else None
     if checkpoint.marked and mark is None:
         raise UnfitToVote(file=MARKS[0], position=0, expected="a mark of the log's last sync", found="none")
@@ -146,10 +147,15 @@ def _first_checkpoint(files: Files) -> Checkpoint:
         raise UnfitToVote(file=PATHS[0], position=0, expected="a checkpoint", found="no such file")
     checkpoint = Checkpoint(version=0, opening=0, replay_from=1, lsn=0, incarnation=0, lanes={})
     write_checkpoint(files, checkpoint)
+    return checkpoint
+
+
+def _make_folders(files: Files) -> None:
+    """Of a new store; or the first start was cut off after the checkpoint, or they were lost with all that was in
+    them."""
     for folder in FOLDERS:
         files.make_folder(folder)
     files.sync_folder(".")
-    return checkpoint
 
 
 def _renewed(old: Checkpoint, log: Log, lanes: dict[int, RecoveredLane]) -> Checkpoint:

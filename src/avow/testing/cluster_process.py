@@ -25,6 +25,7 @@ import msgspec
 
 from avow.errors import Offline
 from avow.server.settings import DESCRIPTIONS, ENVIRONMENT_PREFIX
+from avow.storage.data_folder import make_folder
 from avow.testing.cluster_wait import wait_until
 
 START_S: Final = 60.0
@@ -103,7 +104,7 @@ class PeerProcess:
         """Start without waiting. The caller must end it with `kill` or `stop`."""
         if self.alive:
             return
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder.parent)
         self.serving = None
         self.runs += 1
         self._process = _spawner.submit(self._spawn).result()

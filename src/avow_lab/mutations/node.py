@@ -143,18 +143,8 @@ class ForgetfulStore(MemoryStore):
         """No mark shows it that anything is missing."""
 
 
-class StoreWithoutPromises(ForgetfulStore):
-    def _distrust(self) -> None:
-        self._promised = 0
-        MemoryStore._distrust(self)
-
-
 class LossIsAbsence(World[Node]):
     store_class = ForgetfulStore
-
-
-class LostPromisesForgotten(World[Node]):
-    store_class = StoreWithoutPromises
 
 
 class LostLanesAreNew(Delegate):
@@ -334,12 +324,6 @@ NODE_MUTATIONS: Final[tuple[Mutation, ...]] = (
         "a peer that lost files of its log goes on with what is left",
         world=LossIsAbsence,
         plan=often("damage"),
-    ),
-    _mutation(
-        "lost promises are forgotten",
-        "such a peer promises lower ballots again",
-        world=LostPromisesForgotten,
-        plan=often("damage", "blink"),
     ),
     _mutation(
         "a lost lane is a new one",

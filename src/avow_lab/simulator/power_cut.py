@@ -2,8 +2,8 @@
 
 A disk may keep any part of what was written since the last sync and lose the rest. This file system holds each file
 twice: as programs see it, and as it is certainly on disk. A list of events, in their order, leads from the second to
-the first: writes, truncations, and changes of names. A sync of a file removes its events from the list; a sync of a
-folder removes the changes of names in it.
+the first: writes, truncations, changes of names, and new folders. A sync of a file removes its events from the list; a
+sync of a folder removes the changes of names and the new folders in it. With a folder, all that is in it is lost.
 
     files.events()          what a power cut now may lose
     files.cut(survives)     the disk after the cut. `survives(event)` is how much of each event survives: for a write
@@ -34,7 +34,7 @@ class _Content:
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """`what` is write, truncate or name. `size`: bytes of a write, else 1. `path` is the name at that time."""
+    """`what` is write, truncate, name or folder. `size`: bytes of a write, else 1. `path` is the name at that time."""
 
     what: str
     path: str
@@ -58,6 +58,7 @@ class RecordedFiles:
         self._names: dict[str, _Content] = {}
         self._durable_names: dict[str, _Content] = {}
         self._folders: set[str] = {"."}
+        self._durable_folders: set[str] = {"."}
         self._handles: dict[int, tuple[str, _Content]] = {}
         self._next_handle = 3
         self._events: list[Event] = []
@@ -125,10 +126,12 @@ class RecordedFiles:
             return sorted(found | {path.rpartition("/")[2] for path in self._folders if _folder(path) == folder})
 
     def make_folder(self, path: str) -> None:
-        # Durable at once: folders are made rarely, and their parent is always synced next.
         with self._lock:
             parts = path.split("/")
-            self._folders.update("/".join(parts[: n + 1]) for n in range(len(parts)))
+            for folder in ("/".join(parts[: n + 1]) for n in range(len(parts))):
+                if folder not in self._folders:
+                    self._folders.add(folder)
+                    self._events.append(Event("folder", folder, 1))
 
     def rename(self, *, old: str, new: str) -> None:
         with self._lock:
@@ -145,9 +148,14 @@ class RecordedFiles:
         with self._lock:
             if self.before_sync is not None:
                 self.before_sync()
-            mine = [e for e in self._events if e.what == "name" and _folder(e.path) == path]
+            if path not in self._folders:
+                raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+            mine = [e for e in self._events if e.what in ("name", "folder") and _folder(e.path) == path]
             for event in mine:
-                _apply_name(self._durable_names, event)
+                if event.what == "folder":
+                    self._durable_folders.add(event.path)
+                else:
+                    _apply_name(self._durable_names, event)
             self._events = [e for e in self._events if e not in mine]
 
     def free_bytes(self) -> int:
@@ -166,11 +174,14 @@ class RecordedFiles:
     def cut(self, survives: Callable[[Event], int]) -> RecordedFiles:
         """A new file system with what survives, all of it durable. This one is unchanged."""
         with self._lock:
-            names = dict(self._durable_names)
+            names, folders = dict(self._durable_names), set(self._durable_folders)
             kept = {id(c): bytearray(c.durable) for c in [*names.values(), *self._names.values()]}
             for event in self._events:
                 amount = survives(event)
-                assert event.content is not None
+                if event.content is None:
+                    if amount:
+                        folders.add(event.path)
+                    continue
                 bytes_ = kept.setdefault(id(event.content), bytearray(event.content.durable))
                 if event.what == "write":
                     _overwrite(bytes_, event.offset, event.data[:amount])
@@ -178,16 +189,20 @@ class RecordedFiles:
                     _resize(bytes_, event.offset)
                 elif amount:
                     _apply_name(names, event)
-            return self._successor({path: kept[id(content)] for path, content in names.items()})
+            folders = {folder for folder in folders if _reachable(folder, folders)}
+            found = {path: kept[id(content)] for path, content in names.items() if _folder(path) in folders}
+            return self._successor(found, folders)
 
     def copy(self) -> RecordedFiles:
         """The same files as programs see them now, all durable: as after the kill of a process without a power cut."""
         with self._lock:
-            return self._successor({path: bytearray(content.live) for path, content in self._names.items()})
+            return self._successor(
+                {path: bytearray(content.live) for path, content in self._names.items()}, self._folders
+            )
 
-    def _successor(self, contents: dict[str, bytearray]) -> RecordedFiles:
+    def _successor(self, contents: dict[str, bytearray], folders: set[str]) -> RecordedFiles:
         found = RecordedFiles(capacity_bytes=self.capacity_bytes)
-        found._folders = set(self._folders)
+        found._folders, found._durable_folders = set(folders), set(folders)
         found._names = {path: _Content(data, bytearray(data)) for path, data in contents.items()}
         found._durable_names = dict(found._names)
         return found
@@ -203,6 +218,11 @@ class RecordedFiles:
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0] or "."
+
+
+def _reachable(folder: str, folders: set[str]) -> bool:
+    """Whether it and all folders above it are there."""
+    return folder == "." or (folder in folders and _reachable(_folder(folder), folders))
 
 
 def _overwrite(target: bytearray, offset: int, data: bytes) -> None:
