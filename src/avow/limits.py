@@ -21,6 +21,8 @@ FRAME_SIZE_BYTES_MAX: Final = 48 * MIB  # a lane's snapshot is one frame; entrie
 ENQUEUE_ENTRIES_MAX: Final = 256
 ENQUEUE_SIZE_BYTES_MAX: Final = 8 * MIB
 IN_FLIGHT_ENTRIES_MAX: Final = 4_096
+POSITION_MAX: Final = 1 << 62  # of an entry: sums of two positions still fit into 64 bits
+BALLOT_ROUND_MAX: Final = 1 << 47  # half of what a ballot has room for: the next round after it can still be named
 PIPELINE_ENTRIES_MAX: Final = 1_024
 
 # Names and counts

@@ -7,6 +7,7 @@ import contextlib
 import os
 import ssl
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -285,6 +286,38 @@ def test_a_dial_cancelled_while_it_connects_leaves_no_link() -> None:
         assert not high.links.strangers
         assert high.links.connected == []
         await stop(low)
+
+    run(scenario)
+
+
+def test_a_loop_that_stalls_for_longer_than_a_dial_may_take_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dial is given up although the connection was made; what is sent meanwhile must not raise."""
+    monkeypatch.setattr("avow.server.links.HELLO_WAIT_S", 0.02)
+
+    class Stalling(Listener):
+        stalls = 3
+
+        def hello(self) -> Hello:
+            if self.stalls:
+                self.stalls -= 1
+                until_s = time.monotonic() + 0.05
+                while time.monotonic() < until_s:
+                    pass
+            return super().hello()
+
+    async def scenario() -> None:
+        raised: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: raised.append(context))
+        low, high = Listener(1), Stalling(2)
+        high.dial(1, await low.listen())
+
+        def said() -> bool:
+            high.say(1, Heartbeat(1, coordinating=False, cursor=1))
+            return not high.stalls and high.links.connected == [1] and bool(low.heard)
+
+        await until(said)
+        assert not raised
+        await stop(low, high)
 
     run(scenario)
 

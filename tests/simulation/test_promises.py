@@ -12,6 +12,7 @@ import pytest
 from avow_lab.mutations.hunt import often
 from avow_lab.simulator.plan import draw_plan
 from avow_lab.simulator.simulation import Simulation, simulate
+from avow_lab.simulator.world import StrayFramesWorld
 
 SEEDS_PER_TEST = 25
 FOUND = {  # seeds that found a bug in shipped code: (strategy, seed) -> what it was
@@ -61,6 +62,15 @@ def test_a_dropped_lane_stays_dropped_while_queues_and_processes_come_and_go(see
     """A restarted peer reopened it until it learned of the deletion, and accepted entries after a gap."""
     plan = often("queues", "blink")(draw_plan(seed, strategy="two-phase"))
     assert not Simulation(plan).run().violation
+
+
+def test_frames_that_no_peer_sends_change_nothing() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(50_000, 50_025):
+        verdict = Simulation(draw_plan(seed, strategy="mixed"), world=StrayFramesWorld).run()
+        assert not verdict.violation, f"seed {seed}: {verdict.violation}"
+        counts.update(verdict.counts)
+    assert counts["stray frames"] > 1_000
 
 
 def test_the_simulated_faults_reach_everything_that_is_checked() -> None:

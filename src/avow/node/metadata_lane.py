@@ -89,7 +89,7 @@ class MetadataLane:
         self.receive, self.tick, self.persisted, self.drain = inner.receive, inner.tick, inner.persisted, inner.drain
         self.write, self.read, self.cancel, self.propose = inner.write, inner.read, inner.cancel, inner.propose
         self.disk_full, self.change_members = inner.disk_full, inner.change_members
-        self.take_answers = inner.replies.take_answers
+        self.take_answers, self.takes = inner.replies.take_answers, inner.takes
 
     @property
     def state(self) -> MetadataState:

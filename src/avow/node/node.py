@@ -15,7 +15,7 @@ The caller makes the number of this run (`incarnation`) durable before it create
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -39,6 +39,7 @@ from avow.wire.messages import Entry, Message
 from avow.wire.versions import NEWEST
 
 if TYPE_CHECKING:
+    from avow.node.admission import Admission
     from avow.node.roles import NodeRoles
 
 _PACE: Final = Pace()
@@ -58,6 +59,10 @@ class Disk(Protocol):
 
 class Component(Protocol):
     """A lane or a pub-sub queue, as the node drives it."""
+
+    @property
+    def takes(self) -> Collection[type]:
+        """The classes of messages that `receive` handles."""
 
     def receive(self, source: int, message: Message, now: float) -> None: ...
     def tick(self, now: float) -> None: ...
@@ -183,6 +188,7 @@ class Node:
         self._followed_to = -1  # position of the metadata lane
         self.mux = roles.effect_mux(self.collect)
         self.drain: Callable[[], NodeEffects | None] = self.mux.drain  # what is to be done since the last call, or None
+        self._admission: Admission = roles.admission(self)
         self._set = roles.lane_set(
             self, LaneImages(image.lanes, lost_below=image.lost_below, lost_promised=image.lost_promised)
         )
@@ -193,15 +199,20 @@ class Node:
 
     # ------------------------------------------------------------------ inputs
 
-    def receive(self, source: int, route: int, message: Message, now: float) -> None:
+    def receive(self, source: int, route: int, message: Message, now: float) -> str:
+        """Returns why the message was refused, for people; empty: it was not. A refused message changes nothing."""
         self.now = self.heard[source] = now
         component = self.mux.find(route)
         if component is None:
-            return  # a queue that this peer does not hold or does not know yet; the sender repeats the message
+            return ""  # a queue that this peer does not hold or does not know yet; the sender repeats the message
+        objection = self._admission.objection(source, route, component, message)
+        if objection:
+            return objection
         component.receive(source, message, now)
         self.mux.touched[route] = component
         if route == METADATA_LANE:
             self._follow_metadata()
+        return ""
 
     def tick(self, now: float, now_ms: int) -> None:
         self.now, self.now_ms = now, now_ms

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from avow.node.admission import Admission
 from avow.node.housekeeping import Housekeeping, Retention
 from avow.node.lane.queue_lane import QueueLane
 from avow.node.lane.roles import LANE_SHIPPED, LaneRoles
@@ -30,6 +31,7 @@ class NodeRoles:
 
     effect_mux: Callable[[Collect], EffectMux] = EffectMux
     lane_set: Callable[[Node, LaneImages], LaneSet] = LaneSet
+    admission: Callable[[Node], Admission] = Admission
     run_numbers: Callable[[int], RunNumbers] = RunNumbers
     housekeeping: Callable[[Node], Housekeeping] = Housekeeping
     membership: Callable[[Node], MembershipSteps] = MembershipSteps

@@ -12,7 +12,8 @@ The protocols above tolerate loss, so a link never waits: when a peer reads too 
 counted, and the cores resend what was not answered. All frames of one turn of the event loop are sent in one write.
 
 A Malformed frame closes the link, with the error in the log. The dialling peer reconnects after a short pause. A frame
-of a kind that this release does not know is intact, and skipped.
+of a kind that this release does not know is intact, and skipped. A frame that is intact and cannot be right is refused
+by the node (`node.admission`), and the link goes on.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Link(asyncio.BufferedProtocol):
                 else:
                     self._introduced(decode_hello(frame))
             self._decoder.buffer_updated(0)  # raises now if the bytes after the last whole frame cannot be a frame
-        except (Malformed, FolderUnusable) as error:
+        except (AvowError, OSError) as error:  # OSError: the peer registry could not be written
             self.close(str(error))
 
     def eof_received(self) -> None:
@@ -143,7 +144,7 @@ class Link(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None or not outbox:
             return
-        if transport.get_write_buffer_size() > UNSENT_SIZE_BYTES_MAX:
+        if transport.is_closing() or transport.get_write_buffer_size() > UNSENT_SIZE_BYTES_MAX:
             self.dropped += len(outbox)
             return
         transport.writelines(outbox)

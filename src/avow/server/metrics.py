@@ -53,6 +53,9 @@ METRICS: Final = (
     MetricInfo("avow_link_connected", "gauge", "1 while there is a link to the peer", _OF_PEER),
     MetricInfo("avow_link_frames_sent", "counter", "frames passed to links"),
     MetricInfo("avow_link_dropped", "counter", "frames dropped because the peer read too slowly"),
+    MetricInfo(
+        "avow_frames_refused", "counter", "frames of other peers that were refused because they cannot be right"
+    ),
     MetricInfo("avow_link_refused", "counter", "links that were refused: no Hello, wrong cluster, wrong identity"),
     MetricInfo("avow_queues", "gauge", "queues in the catalog"),
     MetricInfo("avow_lane_end", "gauge", "last visible version of a lane on this peer", _OF_LANE),
@@ -156,6 +159,7 @@ class Metrics(Collector):
             "avow_waiting_requests": [((), statistics["waiting_requests"])],
             "avow_unwritten_effects": [((), statistics["unwritten"])],
             "avow_waiting_syncs": [((), statistics["node"]["waiting_syncs"])],
+            "avow_frames_refused": [((), statistics["frames_refused"])],
         }
 
     def _of_links(self, statistics: dict[str, Any]) -> dict[str, Samples]:

@@ -36,7 +36,7 @@ from avow.server.settings import Settings
 from avow.storage.data_folder import Folder
 from avow.storage.file_store import FileStore
 from avow.wire.frames import Hello
-from avow.wire.messages import Message
+from avow.wire.messages import Message, describe
 from avow.wire.versions import FIRST, NEWEST, common
 
 log: Final = logging.getLogger("avow.server")
@@ -47,7 +47,10 @@ _NOT_UNDERSTOOD_MAX: Final = 1024  # lanes of which it is said
 
 
 def _supervised(work: Callable[..., None], *arguments: Any) -> None:
-    """After an error here the state of the node is undefined, so the process must end; the next one reads the disk."""
+    """After an error here the state of the node is undefined, so the process must end; the next one reads the disk.
+
+    Nothing that arrives from a link leads here: `node.admission` refuses it before a core is called.
+    """
     try:
         work(*arguments)
     except Exception as error:
@@ -84,6 +87,8 @@ class Peer:
         self.on_turn: Callable[[], None] | None = None  # called after the effects of a turn of the loop were performed
         self.links: Links | None = None
         self.runs: dict[int, int] = {}  # of other peers: the incarnation in their last Hello,
+        self._refused_for: set[int] = set()  # lanes
+        self._refused_count = 0  # frames that the node did not admit
         self.newest: dict[int, int] = {}  # and the newest version of the protocol that they can read
         self.node: Node
 
@@ -171,8 +176,21 @@ class Peer:
         self.node.versions[hello.peer] = version
 
     def received(self, source: int, route: int, message: Message) -> None:
-        _supervised(self.node.receive, source, route, message, time.monotonic())
+        _supervised(self._receive, source, route, message)
         self.wake()
+
+    def _receive(self, source: int, route: int, message: Message) -> None:
+        objection = self.node.receive(source, route, message, time.monotonic())
+        if not objection:
+            return
+        self._refused_count += 1
+        if route not in self._refused_for and len(self._refused_for) < _NOT_UNDERSTOOD_MAX:  # said once for each lane
+            self._refused_for.add(route)
+            log.error(
+                "lane %d: a frame of peer %d was refused and changed nothing: %s; it was %.200s. No peer sends this in "
+                "normal operation: check the release and the memory of peer %d. Later ones are only counted",
+                *(route, source, objection, describe(message), source),
+            )
 
     def not_understood(self, source: int, route: int, reason: str) -> None:
         """Said once for each lane: the sender repeats what is not answered."""
@@ -305,6 +323,7 @@ class Peer:
         return {
             "waiting_requests": len(self._callbacks),
             "unwritten": len(self._unwritten),
+            "frames_refused": self._refused_count,
             "node": self.node.statistics(),
             "links": self.links.statistics() if self.links is not None else {},
             "storage": {name: getattr(storage, name) for name in storage.__struct_fields__},

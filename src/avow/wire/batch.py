@@ -61,6 +61,7 @@ __all__ = [
     "Batch",
     "Write",
     "check",
+    "check_mergeable",
     "encode_batch",
     "entry_parts",
     "entry_writes",
@@ -212,6 +213,15 @@ def check(record: Buffer) -> Batch:
     batch = Batch(view)
     batch.check_contents()
     return batch
+
+
+def check_mergeable(entry: Entry) -> None:
+    """Verify what merging relies on, in an entry of another peer. Raises Malformed."""
+    section = plain_view(entry.batch) if entry.batch else EMPTY_SECTION
+    preamble = read_preamble(section, count=entry.count)
+    if not preamble.codec:  # a compressed batch is never merged
+        check_writes(read_writes(section, preamble), count=entry.count)
+        check_columns(read_columns(section, preamble))
 
 
 def entry_writes(entry: Entry) -> list[Write]:

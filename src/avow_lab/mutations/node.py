@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from avow.node.admission import Admission
 from avow.node.housekeeping import Retention
 from avow.node.lane.queue_lane import QueueLane
 from avow.node.lane_set import LaneSet
@@ -23,13 +24,23 @@ from avow.queue.records import Queue
 from avow.replication.durable import LaneImages, Synced
 from avow.replication.effects import LaneImage, Persist, SaveLossBound, SaveRun
 from avow.storage.memory import MemoryStore
-from avow.wire.messages import Kind
+from avow.wire.messages import Kind, Message
 from avow_lab.mutations.delegate import Delegate
 from avow_lab.mutations.hunt import Mutation, as_drawn, often
 from avow_lab.simulator.plan import MIXED, TWO_PHASE, Plan
-from avow_lab.simulator.world import World
+from avow_lab.simulator.world import StrayFramesWorld, World
 
 SEEDS_MAX: Final = 2_000
+
+# ------------------------------------------------------------------ admission
+
+
+class AdmitsEverything(Delegate):
+    """Whatever a link delivers reaches the core of the lane that it names."""
+
+    def objection(self, _source: int, _route: int, _component: Component, _message: Message) -> str:
+        return ""
+
 
 # ------------------------------------------------------------------ the effect multiplexer
 
@@ -297,7 +308,18 @@ def _mutation(
     return Mutation(name, what, roles=roles, world=world, strategy=strategy, plan=plan, seeds_max=SEEDS_MAX)
 
 
+def _admits_everything(node: Node) -> Any:
+    return AdmitsEverything(Admission(node))
+
+
 NODE_MUTATIONS: Final[tuple[Mutation, ...]] = (
+    Mutation(
+        "frames reach a core unchecked",
+        "a frame of the wrong kind, or with impossible fields, is not refused",
+        roles=NodeRoles(admission=_admits_everything),
+        world=StrayFramesWorld,
+        seeds_max=SEEDS_MAX,
+    ),
     _mutation("proof of another record", "a lane gets the proof of another lane's sync", _mux(OthersProof)),
     _mutation("proof for everybody", "one sync is the proof of others' records", _mux(ProofForAll)),
     _mutation("written after the sync", "one lane's record misses the sync it waits for", _mux(LateRecord)),

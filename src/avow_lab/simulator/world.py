@@ -19,12 +19,14 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Final, Generic, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from avow.node.answers import Answer
 from avow.node.records import NodeEffects
 from avow.replication.durable import Synced
 from avow.replication.effects import Persist, SaveRun
 from avow.storage.memory import MemoryStore
-from avow.wire.messages import Install, Message, describe
+from avow.wire.messages import Enqueue, Install, Message, Stored, describe
 from avow_lab.simulator.plan import Plan
 
 DELIVER: Final = 0
@@ -35,6 +37,7 @@ TICK_S: Final = 0.025
 EVENTS_MAX: Final = 300_000
 EVENTS_BETWEEN_CHECKS: Final = 32
 TRACE_LINES_MAX: Final = 40_000
+STRAY_EVERY: Final = 40  # messages
 
 
 class Replica(Protocol):
@@ -42,7 +45,7 @@ class Replica(Protocol):
 
     answers: list[tuple[int, Answer]]
 
-    def receive(self, source: int, route: int, message: Message, now: float) -> None: ...
+    def receive(self, source: int, route: int, message: Message, now: float) -> object: ...
     def tick(self, now: float, now_ms: int) -> None: ...
     def persisted(self, proof: Synced) -> None: ...
     def disk_full(self, *, full: bool) -> None: ...
@@ -391,6 +394,28 @@ class AckBeforeSyncWorld(World[R]):
             if not machine.syncing:
                 self._plan_sync(machine)
             machine.replica.persisted(_any_proof())
+
+
+class StrayFramesWorld(World[R]):
+    """A fault: from time to time a frame that no peer sends arrives beside those that are sent. A node refuses it."""
+
+    def __init__(self, plan: Plan, *, boot: Callable[[World[R], Machine[R]], R], tracing: bool = False) -> None:
+        super().__init__(plan, boot=boot, tracing=tracing)
+        self._sent = 0
+
+    def send(self, source: Machine[R], target: int, route: int, message: Message) -> None:
+        super().send(source, target, route, message)
+        self._sent += 1
+        if self._sent % STRAY_EVERY == 0:
+            self.count("stray frames")
+            super().send(source, target, *_stray(route, message))
+
+
+def _stray(route: int, message: Message) -> tuple[int, Message]:
+    """Entries that do not follow each other, at their lane; or a pub-sub message at the metadata lane."""
+    if isinstance(message, Enqueue) and message.entries:
+        return route, replace(message, entries=(message.entries[0], *message.entries))
+    return 0, Stored(1, 1)
 
 
 def _any_proof() -> Synced:

@@ -11,7 +11,7 @@ from msgspec.structs import fields
 from tests.unit.wire.wire_material import ENTRIES, POSITION, U64
 
 from avow.wire import messages as m
-from avow.wire.frames import encode
+from avow.wire.frames import Hello, encode
 
 CLASSES = get_args(m.Message)
 
@@ -45,7 +45,7 @@ def message_of(message: type) -> st.SearchStrategy[m.Message]:
 MESSAGES = st.sampled_from(CLASSES).flatmap(message_of)
 
 
-def frame_of(route: int, message: m.Message) -> bytes:
+def frame_of(route: int, message: m.Message | Hello) -> bytes:
     return b"".join(encode(route, message))
 
 

@@ -39,6 +39,9 @@ class Machine(Protocol):
     def restore(self, snapshot: bytes, position: int) -> None:
         """Replace the state by another peer's at `position`, because committed entries were never applied here."""
 
+    def position_of(self, snapshot: bytes) -> int:
+        """The position of the state that `restore` would give. Raises Malformed; changes nothing."""
+
     def outcome_of(self, write_id: bytes) -> Outcome | None:
         """The outcome of one write in a merged entry."""
 

@@ -80,6 +80,9 @@ class MetadataMachine:
         self.state, self.applied = restored_metadata(snapshot), position
         self.report_all()
 
+    def position_of(self, snapshot: bytes) -> int:
+        return MetadataState.restore(snapshot).position
+
     # ------------------------------------------------------------------ facts
 
     def take_facts(self) -> list[Fact]:

@@ -85,7 +85,7 @@ class QueueLane:
         self.receive, self.tick, self.persisted, self.drain = inner.receive, inner.tick, inner.persisted, inner.drain
         self.write, self.read, self.cancel, self.abandon = inner.write, inner.read, inner.cancel, inner.abandon
         self.disk_full, self.change_members, self.propose = inner.disk_full, inner.change_members, inner.propose
-        self.take_answers = inner.replies.take_answers
+        self.take_answers, self.takes = inner.replies.take_answers, inner.takes
         self.entries, self.read_entry, self.peek = self.history.entries, self.history.read_entry, self.history.peek
 
     @property

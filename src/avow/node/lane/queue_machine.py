@@ -88,6 +88,9 @@ class QueueMachine:
         self.applied = position
         self.history.replaced()
 
+    def position_of(self, snapshot: bytes) -> int:
+        return QueueState.restore(snapshot).position
+
     def _state_of(self, snapshot: bytes) -> QueueState:
         self._coverage.restart()
         return QueueState.restore(snapshot) if snapshot else QueueState(bounds=self._bounds)

@@ -12,7 +12,7 @@ of coordinator. The machine decides what entries mean (`machine`, `queue_machine
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from sys import maxsize
 from typing import Final
 
@@ -141,6 +141,7 @@ class TwoPhaseLane:
         self._applied_bytes = 0  # since that snapshot
         self._ballot = 0  # under which this peer coordinates and requests wait here; 0: not coordinating
         self._beside = self._handlers()
+        self.takes: Collection[type] = {*self._beside, *core.takes}
 
     def _handlers(self) -> dict[type, Callable[..., None]]:
         """Handlers of the messages that are not for the core: (source, message, now)."""

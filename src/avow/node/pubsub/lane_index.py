@@ -249,6 +249,11 @@ class LaneIndex:
         return index
 
 
+def position_of(state: bytes) -> int:
+    """The position of the state that `LaneIndex.restore` would give. Raises Malformed."""
+    return unseal(state, _decoder, magic=MAGIC, version=LAYOUT_VERSION).position
+
+
 def _sealed(body: PubSubLaneSnapshot) -> bytes:
     return seal(_encoder.encode(body), magic=MAGIC, version=LAYOUT_VERSION)
 

@@ -104,6 +104,7 @@ class PubSubQueue:
         self._now = now
         self._voters: tuple[int, ...] = ()
         bounds = bounds or PubSubBounds()
+        self.takes = self.core.takes
         self._rules: QueueRules = roles.rules()
         self._lanes = QueueLanes(self.core, bounds)
         self.readable = self._lanes.readable  # lane -> last readable version

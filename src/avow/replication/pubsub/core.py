@@ -23,7 +23,7 @@ Besides `drain()` the queue takes six short lists after each input (`notificatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from avow.ids import ballot_of
@@ -255,6 +255,11 @@ class PubSubCore:
         self.settlement.decided(number, end)
 
     # ------------------------------------------------------------------ status
+
+    @property
+    def takes(self) -> Collection[type]:
+        """The classes of messages that `receive` handles."""
+        return self._on.keys()
 
     @property
     def own_lane(self) -> int | None:

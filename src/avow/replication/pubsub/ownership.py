@@ -108,7 +108,8 @@ class Ownership:
 
     def committed(self, lane: LaneState) -> None:
         """A lane this peer wrote, in this run or before it was lost, is committed up to its cursor."""
-        self._notifications.accepted(lane.number, lane.cursor, lane.stored_by(lane.cursor))
+        to = min(lane.cursor, lane.end)  # an end that was decided beyond what this run wrote names no entry of it
+        self._notifications.accepted(lane.number, to, lane.stored_by(to))
         if lane is self.lane and self._closing:
             self._try_close(lane)
 

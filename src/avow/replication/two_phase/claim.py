@@ -142,8 +142,8 @@ class Claim:
             return OPEN
         if message.after != attempt.fetch_after or message.origin != state.log.origin(message.after) or state.full:
             return OPEN
-        if message.end < attempt.promises[source][1]:
-            return LOST  # the donor holds less than it promised: it was damaged, or cut by a repair
+        if message.end < max(attempt.promises[source][1], state.committed):
+            return LOST  # the donor holds less than it promised, or than is committed: it was damaged, or cut
         state.store(message.after, message.entries)
         attempt.fetch_after = message.after + len(message.entries)
         if attempt.fetch_after < message.end:

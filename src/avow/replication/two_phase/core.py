@@ -22,7 +22,7 @@ must be performed). Call `leadership` for what only a coordinator does: append, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import Final
 
@@ -156,6 +156,11 @@ class TwoPhaseCore:
         return self.effects.drain((state.log.end, state.stamped))
 
     # ------------------------------------------------------------------ status
+
+    @property
+    def takes(self) -> Collection[type]:
+        """The classes of messages that `receive` handles."""
+        return self._on.keys()
 
     @property
     def committed(self) -> int:

@@ -293,8 +293,8 @@ class Leadership:
         if message.ballot != self.ballot:
             return
         progress = self.progress.get(source)
-        if progress is None:
-            return
+        if progress is None or message.matched_to > self._state.log.end:
+            return  # not a member; or it holds more of this ballot than was ever appended, which cannot be
         if progress.ready(message.matched_to, stamped=self._rules.counts(stamped=message.stamped)):
             self._state.commit(self.quorum_cursor())
         if progress.sent_to < self._state.log.end:
