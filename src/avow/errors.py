@@ -264,7 +264,7 @@ class UnknownTopic(Refused):
 
 
 class ContentDiffers(Refused):
-    """A pledge with this gid exists and has other content. Nothing was changed. Use a new gid."""
+    """The gid of a pledge, or a write id, was used before for something else. Nothing was changed. Use a new one."""
 
     code = "CONTENT_DIFFERS"
 

@@ -282,6 +282,50 @@ def test_staged_messages_are_visible_when_they_are_published(peer: PeerProcess, 
     assert (late.status, late.code) == (409, "ALREADY_DECIDED")
 
 
+@pytest.mark.parametrize("part", ["", "&part=3"])
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_write_id_of_a_staged_batch_cannot_be_used_for_a_write(
+    peer: PeerProcess, queue: str, raw: bool, part: str
+) -> None:
+    write_id = uuid4()
+    record = bytes(encode_batch([b"w"], write_id=write_id.bytes))
+    body: Any = record if raw else {"messages": [{"value": "w"}]}
+    headers = RAW if raw else None
+    staging = f"/v1/queues/{queue}/transactions/t/messages?write_id={write_id.hex}{part}"
+    writing = f"/v1/queues/{queue}/messages?write_id={write_id.hex}"
+    assert peer.ask("POST", staging, body, headers=headers).status == 200
+    looked_up = f"/v1/queues/{queue}/writes/{write_id.hex}"
+    for method, path, sent in (("POST", writing, body), ("GET", looked_up, None)):
+        refused = peer.ask(method, path, sent, headers=headers if sent is not None else None)
+        assert (refused.status, refused.code) == (409, "CONTENT_DIFFERS")
+        assert refused.json["error"]["definite"] is True
+        assert "staged" in refused.json["error"]["message"]
+    assert peer.ask("POST", staging, body, headers=headers).status == 200  # the stage itself is still answered
+    assert peer.ask("GET", f"/v1/queues/{queue}/messages").lines == []
+
+
+@pytest.mark.parametrize("part", ["", "&part=3"])
+def test_a_write_id_of_a_write_cannot_be_used_to_stage(peer: PeerProcess, queue: str, part: str) -> None:
+    write_id = uuid4().hex
+    enqueue(peer, queue, "a", "b", query=f"write_id={write_id}")
+    staging = f"/v1/queues/{queue}/transactions/t/messages?write_id={write_id}{part}"
+    refused = peer.ask("POST", staging, {"messages": [{"value": "lost"}]})
+    assert (refused.status, refused.code, refused.json["error"]["cursor"]) == (409, "CONTENT_DIFFERS", 2)
+    assert peer.ask("POST", f"/v1/queues/{queue}/transactions/t/publish").code == "UNKNOWN_TRANSACTION"
+
+
+def test_a_write_that_one_lane_refuses_and_another_stores_is_not_definitely_refused(peer: PeerProcess) -> None:
+    peer.ask("POST", "/v1/queues", {"name": "partly", "lanes": 2})
+    write_id = uuid4().hex
+    body = {"messages": [{"value": "a"}]}
+    assert peer.ask("POST", f"/v1/queues/partly/transactions/t/messages?lane=0&write_id={write_id}", body).status == 200
+    both = {"messages": [{"value": f"{n}", "key": f"key{n}"} for n in range(10)]}
+    refused = peer.ask("POST", f"/v1/queues/partly/messages?write_id={write_id}", both)
+    assert (refused.status, refused.code) == (409, "CONTENT_DIFFERS")
+    assert refused.json["error"]["definite"] is False
+    assert [written["lane"] for written in refused.json["error"]["written"]] == [1]
+
+
 def test_discarded_messages_are_never_visible(peer: PeerProcess, queue: str) -> None:
     path = f"/v1/queues/{queue}/transactions/t2"
     peer.ask("POST", f"{path}/messages", {"messages": [{"value": "a"}]})

@@ -54,7 +54,7 @@ WHAT_TO_DO: Final[Mapping[str, str]] = {
     "Incomplete": "stage the missing messages again, or publish with the counts that exist",
     "UnknownPledge": "it never existed, or was finished more than `pledge_keep_s` ago",
     "UnknownTopic": "create it with `avow pledge subscribe`",
-    "ContentDiffers": "a gid always stands for one content: use a new gid",
+    "ContentDiffers": "a gid or a write id always stands for one content: use a new one",
     "PledgeDecided": "`status` is how it ended; only a dead one can be redriven",
     "MembershipBusy": "another peer is joining or leaving: wait until `avow peer list` shows no such state",
     "UpgradeUnfinished": "start every peer with the new release, then call `avow upgrade finish` again",

@@ -2,7 +2,8 @@
 
 Done      it happened; for a write the versions it got, for a read the version that the reader has reached
 Refusal   definite: it did not and will not happen. `code` is an error's code; `cursor` is the lane's end for NOT_EQUAL,
-          the last version of what was published for ALREADY_DECIDED, else 0
+          the last version of what was published for ALREADY_DECIDED, that of the write which used a write id first
+          for CONTENT_DIFFERS, else 0
 Lost      indefinite: this peer cannot determine the outcome; the client repeats the request with the same write id
 Stored    pub-sub, before the outcome of a write: under which version id to look it up later
 Reached   pub-sub, for a read: the version that is readable here, for every lane
@@ -67,8 +68,14 @@ _SENTENCES: Final[dict[str, str]] = {
     "FOLDER_UNUSABLE": "the identity belongs to a peer that left, or the number to another peer; nothing was changed. "
     "Join with an empty folder",
     "MEMBERSHIP_BUSY": "an earlier change of members is not finished; nothing was changed. Retry",
+    "CONTENT_DIFFERS": "the write id was used before, for a batch that was staged in a transaction; nothing was "
+    "stored. Use a new write id for each write",
     "DISK_FULL": "a peer's disk is full; nothing was stored. Free disk space or trim queues, then retry",
 }
+_ID_OF_A_WRITE: Final = (
+    "the write id was used before, for a write that is visible up to version {}; nothing was stored. Use a new write "
+    "id for each write"
+)
 NO_ANSWER: Final = (
     "no answer came in time; the write may or may not have happened. Repeat it with the same write id to find out"
 )
@@ -82,4 +89,6 @@ def error_of_answer(answer: Answer) -> AvowError:
 
 
 def sentence_of(refusal: Refusal) -> str:
+    if refusal.code == "CONTENT_DIFFERS" and refusal.cursor and not refusal.reason:
+        return _ID_OF_A_WRITE.format(refusal.cursor)
     return refusal.reason or _SENTENCES.get(refusal.code, f"refused with {refusal.code}; nothing was changed")

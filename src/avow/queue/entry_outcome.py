@@ -16,7 +16,8 @@ included in its snapshots, and small. An error is stored as its code; the text i
     anything else    0, 0
 
 and with the codes ALREADY_DECIDED and LANE_ENDED the earlier decision: the published range, or 0, 0 for a discarded
-transaction; the lane's end.
+transaction; the lane's end. With CONTENT_DIFFERS the outcome of the other use of the write id: the versions of a write,
+or 0, 0 for anything else.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec import Struct
+
+from avow.wire.messages import Kind
 
 
 class Outcome(Struct, frozen=True, array_like=True, gc=False):
@@ -35,6 +38,23 @@ class Outcome(Struct, frozen=True, array_like=True, gc=False):
 
 
 DONE: Final = Outcome()
+
+_SHOWS: Final = frozenset({Kind.DATA, Kind.PUBLISH, Kind.TRIM})  # their first version is at least 1, if they are done
+_REFUSALS_OF_DATA: Final = frozenset({"COUNT_OVERFLOW"})
+
+
+def repeated(kind: int, known: Outcome) -> Outcome:
+    """The answer to an entry whose write id is known: the first outcome, or CONTENT_DIFFERS.
+
+    A write id names one write for ever. If a batch was staged under it, a write with the same id is stored nowhere, and
+    "done" would be false; the same holds the other way round. The window keeps outcomes and no content, so what is
+    noticed here is another use of the id. The answer changes nothing in the lane's state.
+    """
+    if known.code:
+        fits = kind != Kind.DATA or known.code in _REFUSALS_OF_DATA
+    else:
+        fits = (known.first_version > 0) == (kind in _SHOWS)
+    return known if fits else Outcome("CONTENT_DIFFERS", known.first_version, known.last_version)
 
 
 class Known(Struct, frozen=True, gc=False):

@@ -2,9 +2,9 @@
 
 Every peer applies the same entries in the same order and must compute the same answers, also for entries that cannot be
 decoded: a truncated command, a kind of a later version, a known write id. None of these may stop a lane or be applied
-in part. So each entry goes through three steps. If its write id is known, the first outcome is the answer and nothing
-changes. If its command cannot be decoded, or would change nothing (`early_outcome`), nothing changes. Otherwise the
-change is made, and it cannot fail.
+in part. So each entry goes through three steps. If its write id is known, nothing changes: the answer is the first
+outcome, or CONTENT_DIFFERS if the id was used for something else (`entry_outcome.repeated`). If its command cannot be
+decoded, or would change nothing (`early_outcome`), nothing changes. Otherwise the change is made, and it cannot fail.
 
 The same rules predict the effect of an entry that a coordinator has appended and no quorum has stored yet. A ledger
 knows versions but not their positions, so a copy (`fork`) is cheap enough to run ahead of the committed one, as
@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias
 
 from avow import limits
 from avow.queue.commands import Command, CursorCommand, StageCommand, TransactionCommand, TrimCommand, decode_or_code
-from avow.queue.entry_outcome import DONE, EarlyRefusal, Known, Outcome
+from avow.queue.entry_outcome import DONE, EarlyRefusal, Known, Outcome, repeated
 from avow.queue.records import Bounds
 from avow.queue.subscribers import Subscribers
 from avow.queue.transactions import Parts, Transactions
@@ -103,7 +103,7 @@ class Ledger:
         if write_id:
             known = self.write_ids.get(write_id)
             if known is not None:
-                return known
+                return repeated(entry.kind, known)
         if entry.kind == _DATA and 0 < (count := entry.count) <= _COUNT_MAX:  # the hot path
             versions = self.versions
             first = versions.end + 1
@@ -210,15 +210,21 @@ class Ledger:
             self.write_ids.remember_all(
                 ids, [Outcome("", first + offset, first + offset + count - 1) for _, offset, count in writes]
             )
-        else:
-            self._show_unknown(entry, writes)
+        elif (differs := self._show_unknown(entry, writes)) is not None:
+            return differs
         return Outcome("", first, self.end)
 
-    def _show_unknown(self, entry: Entry, writes: Writes) -> None:
-        """Make everything visible except the messages of writes that are known already."""
-        shown_from = 0
+    def _show_unknown(self, entry: Entry, writes: Writes) -> Outcome | None:
+        """Make everything visible except the messages of writes that are known already.
+
+        Returns CONTENT_DIFFERS if one of those ids was used for something else: who merged the writes elsewhere gets
+        one answer for all of them.
+        """
+        shown_from, differs = 0, None
         for write_id, offset, count in writes:
-            if write_id and self.write_ids.get(write_id) is not None:
+            known = self.write_ids.get(write_id) if write_id else None
+            if known is not None:
+                differs = differs or (None if (answer := repeated(_DATA, known)) is known else answer)
                 self._show(entry.position, shown_from, offset)
                 shown_from = offset + count
                 continue
@@ -226,6 +232,7 @@ class Ledger:
                 version = self.end + offset - shown_from + 1
                 self.write_ids.remember(write_id, Outcome("", version, version + count - 1))
         self._show(entry.position, shown_from, entry.count)
+        return differs
 
     def _show(self, position: int, start: int, stop: int) -> None:
         """Messages `start` to `stop` of a batch become visible as one row."""
@@ -312,15 +319,21 @@ class Projection:
         position = self._in_flight.get(write_id, 0)
         return position if position > self._state.position else None
 
+    def outcome_ahead(self, write_id: bytes) -> Outcome | None:
+        """The outcome that a write has or will have, if everything in flight is committed."""
+        return self._ahead.outcome_of(write_id)
+
     def check(
         self, kind: int, *, write_id: bytes = b"", expected: int = NO_CONDITION, control: bytes = b""
     ) -> Known | EarlyRefusal | None:
         """None: append it. Otherwise the answer; the module's docstring says what is refused here."""
         found = self.outcome_of(write_id) if write_id else None
         if isinstance(found, Outcome):
-            return Known(outcome=found)
+            return Known(outcome=repeated(kind, found))
         if found is not None:
-            return Known(position=found)
+            ahead = self.outcome_ahead(write_id)
+            answer = ahead and repeated(kind, ahead)
+            return Known(position=found) if answer is ahead else Known(outcome=answer)  # confirmed like any refusal
         if expected not in (NO_CONDITION, self.end):
             return EarlyRefusal("NOT_EQUAL", last_version=self.end)
         return None if kind in _WITHOUT_COMMAND else self._check_command(kind, control)

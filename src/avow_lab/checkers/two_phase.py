@@ -6,6 +6,7 @@
     lost              an acknowledged write is not in the ledger, or not at its acknowledged version
     twice             one write id took effect twice
     expected          a compare-and-append took effect elsewhere, or was refused with a cursor that was never the end
+    reused            a write whose id names another one was answered as done
     refused happened  a write got a definite refusal and took effect
     real time         an operation does not see what was acknowledged before it began
     monotonic         a cursor went back
@@ -50,6 +51,7 @@ class Expectation(Struct):
     expected: int
     floor: int  # the highest version acknowledged to any client before the first attempt
     txn: bytes = b""  # of a publish or discard
+    reuses: bool = False  # its id names another write: it may only be refused
 
 
 class Membership:
@@ -220,7 +222,11 @@ class Ledger:
         return self.entries[position - self.base - 1]
 
     def ask(self, *, write_id: bytes, kind: int, count: int, expected: int, txn: bytes = b"") -> Expectation:
-        asked = self.asked[write_id] = Expectation(write_id, kind, count, expected, self.acked_end, txn)
+        before = self.asked.get(write_id)
+        reuses = before is not None and before.kind != kind
+        asked = Expectation(write_id, kind, count, expected, self.acked_end, txn, reuses)
+        if not reuses:
+            self.asked[write_id] = asked
         return asked
 
     def committed(self, peer: int, entry: Entry, outcome: Outcome) -> None:
@@ -286,6 +292,8 @@ class Ledger:
     # ------------------------------------------------------------------ answers to clients
 
     def acknowledge(self, asked: Expectation, first: int, last: int) -> None:
+        if asked.reuses:
+            raise Violation("reused", f"{asked.write_id!r} names another write; this one was done, and stored nowhere")
         outcome = self.rules.outcomes.get(asked.write_id)
         if outcome is None and asked.txn:  # answered from an earlier decision: nothing had to be stored
             outcome = self.rules.decided.get(asked.txn)
@@ -301,6 +309,8 @@ class Ledger:
 
     def refuse(self, asked: Expectation, code: str, cursor: int) -> None:
         """A definite refusal: this write id must never take effect."""
+        if asked.reuses:
+            return
         outcome = self.rules.outcomes.get(asked.write_id)
         if outcome is not None and not outcome.code:
             raise Violation("refused happened", f"{asked.write_id!r} was refused with {code} after it took effect")

@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from avow.limits import WRITE_ID_WINDOW_COUNT
 from avow.node.answers import Answer, Refusal
 from avow.node.lane.entries import LaneHistory
 from avow.node.lane.queue_machine import QueueMachine
@@ -263,6 +264,16 @@ class OldRetriesAreNew(MachineDelegate):
         return True
 
 
+class AnyUseIsARepeat(MachineDelegate):
+    """A write whose id was used for something else gets the outcome of that."""
+
+    def check_write(self, write: Write) -> Known | EarlyRefusal | None:
+        found: Known | EarlyRefusal | None = self.shipped.check_write(write)
+        if not isinstance(found, Known) or found.outcome is None or found.outcome.code != "CONTENT_DIFFERS":
+            return found
+        return Known(outcome=replace(found.outcome, code=""))
+
+
 class MergedTwice(MachineDelegate):
     """A merged record is shown whole, including writes with known ids.
 
@@ -423,6 +434,7 @@ TWO_PHASE_ROLES: Final[tuple[RoleMutation, ...]] = (
     RoleMutation("expected against the committed end", "entries in flight do not count", _queue(CommittedEndOnly)),
     RoleMutation("write ids forgotten", "a retry is a new write", _queue(ForgetWriteIds)),
     RoleMutation("an old retry is a new write", "its write id may be forgotten", _queue(OldRetriesAreNew)),
+    RoleMutation("any use is a repeat", "a write id of a staged batch is done as a write", _queue(AnyUseIsARepeat)),
     RoleMutation(
         "merged writes share one outcome", "each gets the outcome of the whole record", _writes(OneOutcomeForAll)
     ),
@@ -454,6 +466,10 @@ def often_damaged(plan: Plan) -> Plan:
     return replace(plan, slots=_ONE_LANE, faults=(*faults, *("damage",) * 6), peers=3, spare_peers=0)
 
 
+def with_reused_ids(plan: Plan) -> Plan:
+    return replace(plan, reuses=plan.write_ids == WRITE_ID_WINDOW_COUNT)
+
+
 def many_take_overs(plan: Plan) -> Plan:
     """One lane, small snapshots, and many take-overs, so that claims are given up in the middle."""
     plan = replace(plan, slots=_ONE_LANE, snapshot_every=2, snapshot_delays=20)
@@ -463,6 +479,7 @@ def many_take_overs(plan: Plan) -> Plan:
 _WORLDS: Final[dict[str, type[World[Node]]]] = {ACK_BEFORE_SYNC: AckBeforeSyncWorld, WIPED_PEER: WipedPeerWorld}
 _PLANS: Final[dict[str, Callable[[Plan], Plan]]] = {
     "repaired too early": often_damaged,
+    "any use is a repeat": with_reused_ids,
     "no cut at the stamp": often("blink", "split"),
     "count an unstamped peer": often("blink", "split"),
     "forget promises": often("blink"),

@@ -73,6 +73,7 @@ class Plan(Struct, frozen=True):
     claim_jitter_s: float  # the smaller, the more claims compete
     memory_entries: int  # of a lane's log; older entries are read from storage
     write_ids: int  # remembered by a two-phase lane
+    reuses: bool  # whether clients use a write id twice, for a staged batch and for a write
     bounds: PubSubBounds  # of a peer's memory of a pub-sub lane
     trims: bool  # whether clients of pub-sub queues trim
     round_s: float  # of housekeeping
@@ -176,6 +177,7 @@ def _draw_faults(seed: int, *, strategy: str, peers: int) -> Plan:
         claim_jitter_s=rng.choice((0.005, 0.03)) if stormy else rng.choice((0.1, 0.3)),
         memory_entries=rng.choice((1, 4, 1000, 1000) if stormy else (1, 4, 12, 1000)),
         write_ids=WRITE_ID_WINDOW_COUNT,
+        reuses=Random(seed * 11 + 6).random() < 0.15,
         bounds=bounds,
         trims=trims,
         round_s=0.02 if stormy else 0.1,
@@ -252,5 +254,11 @@ def forgetful(plan: Plan, rng: Random) -> Plan:
     """
     faults = tuple(kind for kind in plan.faults if kind not in ("pause", "clock jump"))
     return structs.replace(
-        plan, write_ids=rng.choice((16, 40)), faults=faults, straggler=0.0, drift=0.0, delay_s=min(plan.delay_s, 8 * MS)
+        plan,
+        write_ids=rng.choice((16, 40)),
+        reuses=False,
+        faults=faults,
+        straggler=0.0,
+        drift=0.0,
+        delay_s=min(plan.delay_s, 8 * MS),
     )

@@ -130,6 +130,7 @@ class Simulation:
             queue=slot.name,
             index=number // len(plan.slots),
             gives_up=plan.write_ids < WRITE_ID_WINDOW_COUNT,
+            reuses=plan.reuses,
         )
 
     # ------------------------------------------------------------------ the run

@@ -67,6 +67,7 @@ class Client:
         "_name",
         "_now_ms",
         "_queue",
+        "_reuses",
         "_rng",
         "_steps",
         "attempt",
@@ -86,11 +87,13 @@ class Client:
         queue: str,
         index: int = 0,
         gives_up: bool = False,
+        reuses: bool = False,
     ) -> None:
-        """`index`: of the lane in the queue. `gives_up`: a write may end with the answer "unknown"."""
+        """`index`: of the lane in the queue. `gives_up`: a write may end with the answer "unknown". `reuses`: a message
+        is written with the write id of a staged batch."""
         self.number, self.left = number, operations
         self._metadata, self._name, self._index = metadata, queue, index
-        self._gives_up = gives_up
+        self._gives_up, self._reuses = gives_up, reuses
         self._rng = rng
         self._queue: Incarnation | None = None
         self._ledger: Ledger
@@ -194,7 +197,7 @@ class Client:
             return False
         if self._steps:
             kind, control, write_id = self._steps.pop(0)
-            count = 1 + int(self._rng.random() * 3) if kind == Kind.STAGE else 0
+            count = 1 + int(self._rng.random() * 3) if kind in (Kind.STAGE, Kind.DATA) else 0
             self.operation = self._write(kind, count=count, control=control, write_id=write_id)
         elif self.left:
             self.left -= 1
@@ -244,6 +247,8 @@ class Client:
             self._steps.append((Kind.DISCARD, decide, self._write_id()))
         # else it is left undecided: the deadline discards it
         kind, control, write_id = self._steps.pop(0)
+        if self._reuses:
+            self._steps.insert(0, (Kind.DATA, b"", write_id))
         return self._write(kind, count=1, control=control, write_id=write_id)
 
     def _write_id(self) -> bytes:
@@ -305,6 +310,8 @@ class Client:
             self._ledger.refuse(operation.asked, answer.code, answer.cursor)
             if answer.code == "NOT_EQUAL":
                 self.seen_end = max(self.seen_end, answer.cursor)
+            if operation.asked.reuses:
+                return  # the transaction goes on
         self._steps = []
 
 

@@ -10,10 +10,11 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.unit.node.queue_lane_hand import NOW, coordinating, heard, perform, section, small, stored, write
+from tests.unit.node.queue_lane_hand import NOW, confirmed, coordinating, heard, perform, section, small, stored, write
 
-from avow.node.answers import Done, Refusal
+from avow.node.answers import LOST, Done, Refusal
 from avow.node.lane.two_phase_lane import Write
+from avow.queue import commands
 from avow.wire.merge import merge_sections
 from avow.wire.messages import Kind, Ready
 
@@ -60,3 +61,30 @@ def test_writes_that_another_peer_has_merged_are_known_one_by_one_before_they_ar
     assert isinstance(answers[3], Done)
     assert answers[4] == Done(4, 4)
     assert lane.state.end == 4
+
+
+def test_a_write_id_of_a_staged_batch_among_writes_that_another_peer_merged_leaves_the_answer_open() -> None:
+    """The peer then asks for each of them: the others are stored, and that one is refused."""
+    lane = coordinating()
+    stage = commands.encode(commands.StageCommand(b"t", 10_000))
+    lane.write(0, Write(Kind.STAGE, b"%016d" % 2, 1, -1, 0, stage, b"x"), NOW)
+    stored(lane)
+    parts = [(b"%016d" % number, 1, section(b"v%d" % number)) for number in (1, 2, 3)]
+    lane.write(1, Write(Kind.DATA, b"", 3, batch=merge_sections(parts)), NOW)
+    stored(lane)
+    for number in (1, 2, 3):
+        lane.write(10 + number, small(number), NOW)
+    confirmed(lane)
+    refused = Refusal("CONTENT_DIFFERS")
+    assert dict(heard(lane)) == {0: Done(0, 0), 1: LOST, 11: Done(1, 1), 12: refused, 13: Done(2, 2)}
+
+
+def test_a_write_with_the_id_of_a_stage_in_flight_is_refused_once_that_is_stored() -> None:
+    lane = coordinating()
+    stage = commands.encode(commands.StageCommand(b"t", 10_000))
+    lane.write(0, Write(Kind.STAGE, b"%016d" % 2, 1, -1, 0, stage, b"x"), NOW)
+    lane.write(1, small(2), NOW)
+    confirmed(lane)
+    assert heard(lane) == []
+    stored(lane)
+    assert dict(heard(lane)) == {0: Done(0, 0), 1: Refusal("CONTENT_DIFFERS")}

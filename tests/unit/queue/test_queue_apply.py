@@ -250,7 +250,7 @@ class Naive:
     def apply(self, entry: Entry, step: Step, outcome: Outcome) -> None:
         """Codes are taken from the state; what a done entry must show is computed here."""
         if step.writes:
-            if not outcome.code:
+            if outcome.code in ("", "CONTENT_DIFFERS"):  # of one of its writes; the others are done
                 for write, offset, count in step.writes:
                     self._show_once(write, entry.position, range(offset, offset + count))
             return

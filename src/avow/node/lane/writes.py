@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from avow.errors import AvowError, Offline, Refused, UnknownQueue
+from avow.errors import AvowError, ContentDiffers, Offline, Refused, UnknownQueue
 from avow.limits import WAITING_REQUESTS_MAX
 from avow.node.answers import LOST, Answer, Done, Refusal
 from avow.node.lane.machine import Machine
 from avow.node.lane.reads import LaneReads
 from avow.node.lane.requests import Asker, Waiting, Write
 from avow.node.merging import UNMERGEABLE, Held, shape_of
-from avow.queue.entry_outcome import EarlyRefusal, Outcome
+from avow.queue.entry_outcome import EarlyRefusal, Outcome, repeated
 from avow.replication.membership import Members
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.wire.messages import Kind
@@ -159,8 +159,15 @@ class LaneWrites:
         if not merged:
             answer = _answer_of(outcome)
             return [(asker, answer) for asker, _ in waiting]
-        outcome_of = self._machine.outcome_of
-        return [(asker, _answer_of(outcome_of(write_id) if write_id else outcome)) for asker, write_id in waiting]
+        return [(asker, self._answer_in_merged(write_id, outcome)) for asker, write_id in waiting]
+
+    def _answer_in_merged(self, write_id: bytes, outcome: Outcome) -> Answer:
+        """Without `write_id`: another peer merged the writes. If one of them is refused the answer is LOST, and the
+        peer asks for each of them."""
+        if not write_id:
+            return LOST if outcome.code == ContentDiffers.code else _answer_of(outcome)
+        found = self._machine.outcome_of(write_id)
+        return _answer_of(None if found is None else repeated(Kind.DATA, found))
 
     def lose(self) -> None:
         """The coordinator changed: the entries in flight may or may not be committed."""

@@ -48,8 +48,9 @@ def reply_of(
     return Reply(status or kind.http_status, _body(kind, str(error), facts), headers + _HEADERS.get(kind, b""))
 
 
-def reply_of_answer(answer: Answer, *, details: dict[str, Any] | None = None) -> Reply:
-    """For an answer of a lane that is not Done. Anything but a refusal is UNKNOWN."""
+def reply_of_answer(answer: Answer, *, details: dict[str, Any] | None = None, partly: bool = False) -> Reply:
+    """For an answer of a lane that is not Done. Anything but a refusal is UNKNOWN. `partly`: other lanes are done, so
+    the refusal is not definite for the request."""
     assert not isinstance(answer, Done), "Done is not an error"
     if not isinstance(answer, Refusal):
         return Reply(Unknown.http_status, _body(Unknown, NO_ANSWER, details or {}))
@@ -60,7 +61,9 @@ def reply_of_answer(answer: Answer, *, details: dict[str, Any] | None = None) ->
         facts["cursor"] = answer.cursor
     if answer.code not in BY_CODE:
         facts["answered"] = answer.code
-    return Reply(kind.http_status, _body(kind, message, facts), _HEADERS.get(kind, b""))
+    if partly:
+        message = f"one lane refused its part of the request, and the lanes that the answer lists did theirs. {message}"
+    return Reply(kind.http_status, _body(kind, message, facts, partly=partly), _HEADERS.get(kind, b""))
 
 
 def elsewhere(error: NotCoordinator, target: str) -> Reply:
@@ -72,6 +75,7 @@ def elsewhere(error: NotCoordinator, target: str) -> Reply:
     return reply_of(error, headers=location)
 
 
-def _body(kind: type[AvowError], message: str, details: dict[str, Any]) -> bytes:
-    shape = {"code": kind.code, "message": message, "definite": kind.definite, "retriable": kind.retriable}
+def _body(kind: type[AvowError], message: str, details: dict[str, Any], *, partly: bool = False) -> bytes:
+    definite = kind.definite and not partly
+    shape = {"code": kind.code, "message": message, "definite": definite, "retriable": kind.retriable}
     return _encoder.encode({"error": {**details, **shape}})

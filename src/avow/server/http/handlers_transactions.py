@@ -159,4 +159,4 @@ def _refuse(request: HttpRequest, answer: Answer, txn: str, done: list[tuple[int
     details: dict[str, Any] = {"transaction": txn}
     if done:
         details["done"] = [lane for lane, _ in done]
-    request.reply(reply_of_answer(answer, details=details))
+    request.reply(reply_of_answer(answer, details=details, partly=bool(done)))

@@ -21,6 +21,7 @@ from crc32c import crc32c
 from avow.errors import InvalidRequest, UnknownMessage
 from avow.node.answers import Answer, Done, Refusal
 from avow.node.lane.two_phase_lane import Write
+from avow.queue.entry_outcome import repeated
 from avow.queue.records import Queue
 from avow.server.http import schemas
 from avow.server.http.api import Api, Target
@@ -154,7 +155,8 @@ async def _known(api: Api, targets: list[Target], write_id: bytes, now: float) -
         if not isinstance(answer, Done) or lane is None:
             found.append((target.lane, answer))
             continue
-        outcome = lane.state.outcome_of(write_id)
+        known = lane.state.outcome_of(write_id)
+        outcome = None if known is None else repeated(Kind.DATA, known)
         if outcome is not None and outcome.code:
             found.append((target.lane, Refusal(outcome.code, outcome.last_version)))
         elif outcome is not None:

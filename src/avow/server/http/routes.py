@@ -45,7 +45,7 @@ from avow.wire.places import CONTENT_TYPE as PLACES
 from avow.wire.ranges import CONTENT_TYPE as BATCHES
 
 _LANES: Final[Errors] = (UnknownQueue, NotCoordinator)
-_WRITES: Final[Errors] = (*_LANES, NotEqual, LaneEnded)
+_WRITES: Final[Errors] = (*_LANES, NotEqual, LaneEnded, ContentDiffers)
 _DECIDES: Final[Errors] = (*_LANES, UnknownTransaction, AlreadyDecided, Incomplete)
 _COORDINATOR: Final = (("avow-coordinator", "the peer that coordinates the lane; send the next write there"),)
 _CURSORS: Final = (
@@ -193,7 +193,7 @@ WRITING: Final = (
         body=schemas.NewMessages,
         body_types=(JSON, BATCH),
         answer=schemas.Staged,
-        errors=(*_LANES, AlreadyDecided),
+        errors=(*_LANES, AlreadyDecided, ContentDiffers),
     ),
     Route(
         "publish",

@@ -123,7 +123,7 @@ class MultiLaneReply:
             return
         written = [{"lane": lane, "first_version": d.first_version, "last_version": d.last_version} for lane, d in done]
         details = {**self._details, "written": written} if written else self._details
-        self._request.reply(reply_of_answer(answer, details=details))
+        self._request.reply(reply_of_answer(answer, details=details, partly=bool(done)))
 
     def gone(self) -> None:
         """The writes continue."""
