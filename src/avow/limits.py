@@ -13,6 +13,8 @@ BATCH_SIZE_BYTES_MAX: Final = 8 * MIB
 BATCH_COUNT_MAX: Final = 65_536
 CONTROL_SIZE_BYTES_MAX: Final = 64 * KIB
 WRITE_ID_SIZE_BYTES: Final = 16
+WRITE_AGE_UNKNOWN_MS: Final = 10**12 - 1  # age of a write that may be a repetition from any time; real ones are smaller
+CLOCK_AHEAD_MS_MAX: Final = 1_000  # a `created_ms` further in the future says nothing about the age of a write
 IDENTITY_SIZE_BYTES: Final = 16  # a uuid
 CHANNEL_ID_SIZE_BYTES: Final = 16
 

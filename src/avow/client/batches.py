@@ -52,15 +52,30 @@ class Batch:
     """`futures` has one future per message; or `whole` is one for all of them.
 
     `sent_at` to `finished` belong to the writer, see `avow.writer.steps.Write`. `since`: the version that a pub-sub
-    lane had reached when the batch was bound to it. `first_version`: of its messages, once it is stored."""
+    lane had reached when the batch was bound to it. `first_version`: of its messages, once it is stored. `older_ms`:
+    how old the write was when this client got it; 0 unless the caller chose the write id."""
 
     __slots__ = (
         *("values", "keys", "headers", "times", "futures", "whole", "size", "plain"),
         *("count", "record", "write_id", "expected", "deadline", "number"),
-        *("sent_at", "tries", "due", "maybe", "bound", "since", "error", "finished", "unknown_count", "first_version"),
+        *(
+            "older_ms",
+            "sent_at",
+            "tries",
+            "due",
+            "maybe",
+            "bound",
+            "since",
+            "error",
+            "finished",
+            "unknown_count",
+            "first_version",
+        ),
     )
 
-    def __init__(self, *, deadline: float, expected: int | None = None, write_id: bytes | None = None) -> None:
+    def __init__(
+        self, *, deadline: float, expected: int | None = None, write_id: bytes | None = None, older_ms: int = 0
+    ) -> None:
         self.values: list[bytes] = []
         self.keys: list[bytes | None] | None = None
         self.headers: list[Pairs] | None = None
@@ -71,7 +86,7 @@ class Batch:
         self.plain = True  # values only: no other column exists yet
         self.record: Buffer | None = None
         self.write_id = write_id or urandom(limits.WRITE_ID_SIZE_BYTES)
-        self.expected, self.deadline = expected, deadline
+        self.expected, self.deadline, self.older_ms = expected, deadline, older_ms
         self.sent_at = self.due = 0.0
         self.maybe = self.finished = False
         self.bound: int | None = None
@@ -123,7 +138,11 @@ class Batch:
         return self.record
 
     def age_ms(self, now: float) -> int:
-        return int((now - self.sent_at) * 1000) if self.sent_at else 0
+        """Since its first attempt. Above 0 for a repetition, so that it is never taken for a first attempt."""
+        if not self.sent_at:
+            return self.older_ms
+        since_ms = self.older_ms + max(int((now - self.sent_at) * 1000), 1)
+        return min(since_ms, limits.WRITE_AGE_UNKNOWN_MS)
 
     def done(self, queue: str, lane: int, first_version: int) -> None:
         self.finished = True
@@ -148,6 +167,16 @@ class Batch:
 
     def never_sent(self, timeout_s: float) -> AvowError:
         return Offline(f"no peer accepted the write within {timeout_s:g} s; nothing was stored. Try again")
+
+
+def _age_when_given(write_id: bytes | None, created_ms: int | None) -> int:
+    """The age of a write whose id the caller chose: unknown, unless the caller says when it was first sent."""
+    if write_id is None:
+        if created_ms is not None:
+            raise InvalidRequest("`created_ms` is the time of a write with a `write_id`; nothing was sent")
+        return 0
+    age_ms = limits.WRITE_AGE_UNKNOWN_MS if created_ms is None else now_ms() - created_ms
+    return max(age_ms, 1) if age_ms >= -limits.CLOCK_AHEAD_MS_MAX else limits.WRITE_AGE_UNKNOWN_MS
 
 
 class ByteBudget:
@@ -345,17 +374,20 @@ class WriteBuffer:
         expected: int | None,
         lane: int | None,
         write_id: bytes | None = None,
+        created_ms: int | None = None,
     ) -> Waiting:
         value, pairs = plain_bytes(value), pairs_of(headers)
         check_size(len(value))
         self._cluster.require_open()
+        older_ms = _age_when_given(write_id, created_ms)
         future = self._create_future()
 
         def put() -> None:
             pending = self._pending_for(key, lane)
             batch = pending.open
             if expected is not None or write_id is not None:
-                batch = Batch(deadline=self._now() + pending.timeout_s, expected=expected, write_id=write_id)
+                deadline = self._now() + pending.timeout_s
+                batch = Batch(deadline=deadline, expected=expected, write_id=write_id, older_ms=older_ms)
             elif batch is None or batch.size + len(value) + len(key or b"") > BATCH_CONTENT_SIZE_BYTES_MAX:
                 batch = pending.begin(self._now())
             batch.put(value, key, pairs, time_ms)
@@ -378,13 +410,16 @@ class WriteBuffer:
         expected: int | None,
         lane: int | None,
         write_id: bytes | None,
+        created_ms: int | None = None,
     ) -> list[Waiting]:
         """Returns one future per batch. The queue must be known."""
+        older_ms = _age_when_given(write_id, created_ms)
         columns = columns_of(values, keys=keys, headers=headers, times=times)
         batches = []
         for pending, numbers in self._groups(len(values), keys, lane):
             for span in split(columns.sizes(numbers)):
-                batch = Batch(deadline=self._now() + pending.timeout_s, expected=expected, write_id=write_id)
+                deadline = self._now() + pending.timeout_s
+                batch = Batch(deadline=deadline, expected=expected, write_id=write_id, older_ms=older_ms)
                 columns.fill(batch, numbers[span.start : span.stop])
                 batch.whole = self._create_future()
                 batches.append((pending, batch))

@@ -235,13 +235,21 @@ class BlockingQueue(CallerQueue):
         expected: int | None = None,
         lane: int | None = None,
         write_id: bytes | None = None,
+        created_ms: int | None = None,
     ) -> Done:
         """Send one message and wait until it is done. `expected`: raises NotEqual unless the lane ends at this
         version.
         """
         return self._thread.run(
             self._queue.enqueue(
-                value, key=key, headers=headers, time_ms=time_ms, expected=expected, lane=lane, write_id=write_id
+                value,
+                key=key,
+                headers=headers,
+                time_ms=time_ms,
+                expected=expected,
+                lane=lane,
+                write_id=write_id,
+                created_ms=created_ms,
             )
         )
 
@@ -255,6 +263,7 @@ class BlockingQueue(CallerQueue):
         expected: int | None = None,
         lane: int | None = None,
         write_id: bytes | None = None,
+        created_ms: int | None = None,
     ) -> list[Done]:
         """Send many messages: one batch per lane, or more if one would be too large. A batch succeeds or fails as a
         whole.
@@ -264,7 +273,14 @@ class BlockingQueue(CallerQueue):
         """
         return self._thread.run(
             self._queue.enqueue_many(
-                values, keys=keys, headers=headers, times=times, expected=expected, lane=lane, write_id=write_id
+                values,
+                keys=keys,
+                headers=headers,
+                times=times,
+                expected=expected,
+                lane=lane,
+                write_id=write_id,
+                created_ms=created_ms,
             )
         )
 

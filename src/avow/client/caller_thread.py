@@ -146,6 +146,7 @@ class CallerQueue:
         expected: int | None = None,
         lane: int | None = None,
         write_id: bytes | None = None,
+        created_ms: int | None = None,
     ) -> Future[Done]:
         """Send one message. Returns a `concurrent.futures.Future`. Messages sent close together form one batch."""
         if not self._thread.running:
@@ -153,7 +154,7 @@ class CallerQueue:
         waiting: Future[Done] = Future()
         options = {"key": key, "headers": headers, "time_ms": time_ms, "expected": expected, "lane": lane}
         if write_id is not None:
-            options["write_id"] = write_id
+            options |= {"write_id": write_id, "created_ms": created_ms}
         self._thread.post((self._send_now, value, options, waiting))
         return waiting
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from avow.client.batches import Batch, ByteBudget, PendingBatches
 from avow.client.descriptions import QueueInfo, queue_path
 from avow.client.outcomes import Span, final, is_foreclosed, span_of
-from avow.client.peer_connection import BATCH
+from avow.client.peer_connection import BATCH, FIRST_BATCH
 from avow.client.pubsub_sender import PubSubSender
 from avow.client.routing import step_after
 from avow.client.timer import Timer
@@ -88,8 +88,8 @@ class LaneSender:
         peer = self._peer
         assert peer is not None
         assert batch.record is not None
-        headers = BATCH
-        if batch.tries > 1 or batch.sent_at != now:
+        headers = FIRST_BATCH
+        if batch.tries > 1 or batch.sent_at != now or batch.older_ms:
             headers = BATCH + b"avow-age-ms: %d\r\n" % batch.age_ms(now)
         target = self._target if batch.expected is None else self._target + b"&expected=%d" % batch.expected
         peer.write(target, headers, batch.record, partial(self._answered, batch, peer))

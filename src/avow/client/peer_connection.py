@@ -40,6 +40,7 @@ _SUSPECT_S_MAX: Final = 4.0
 
 JSON: Final = b"Content-Type: application/json\r\n"
 BATCH: Final = b"Content-Type: application/vnd.avow.batch\r\n"
+FIRST_BATCH: Final = BATCH + b"avow-age-ms: 0\r\n"  # its first attempt
 
 
 def parse_address(url: str) -> Address:

@@ -30,7 +30,7 @@ from msgspec import Struct
 from avow.client.batches import Batch, ByteBudget, PendingBatches
 from avow.client.descriptions import queue_path, read_queue
 from avow.client.outcomes import Span, final, span_of
-from avow.client.peer_connection import BATCH
+from avow.client.peer_connection import BATCH, FIRST_BATCH
 from avow.client.pubsub_unresolved import ASK_S, OutcomeQuery
 from avow.client.routing import Backoff, step_after
 from avow.client.timer import Timer
@@ -116,7 +116,8 @@ class PubSubSender:
             assert batch.record is not None
             batch.since = max(binding.end, self._seen.get(binding.lane, 0))
             reply = partial(self._answered, batch, binding)
-            binding.peer.write(self._target + b"%d" % binding.lane, BATCH, batch.record, reply)
+            headers = BATCH + b"avow-age-ms: %d\r\n" % batch.older_ms if batch.older_ms else FIRST_BATCH
+            binding.peer.write(self._target + b"%d" % binding.lane, headers, batch.record, reply)
 
     # ------------------------------------------------------- choosing a lane
 

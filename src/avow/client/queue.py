@@ -77,7 +77,7 @@ class Tail:
 
 
 After: TypeAlias = int | Mapping[int, int]
-_PLAIN: Final = (None,) * 6
+_PLAIN: Final = (None,) * 7
 
 
 class Queue:
@@ -101,16 +101,28 @@ class Queue:
         expected: int | None = None,
         lane: int | None = None,
         write_id: bytes | None = None,
+        created_ms: int | None = None,
     ) -> asyncio.Future[Done]:
         """Send one message; returns a future. Messages sent to a lane in one turn of the event loop form one batch.
 
         Raises Busy if too many bytes wait in this client; `enqueue` waits instead. Cancelling the future does not
         cancel the message.
+
+        With a `write_id` that an earlier run may have used, `created_ms` says when it was first used. A lane that does
+        not remember the ids of that time (without `created_ms`: that has forgotten any) answers Unknown, and stores
+        nothing a second time.
         """
-        if (key, headers, time_ms, expected, lane, write_id) == _PLAIN and type(value) is bytes:
+        if (key, headers, time_ms, expected, lane, write_id, created_ms) == _PLAIN and type(value) is bytes:
             return self._send_plain(value)
         return self._buffer.send(
-            value, key=key, headers=headers, time_ms=time_ms, expected=expected, lane=lane, write_id=write_id
+            value,
+            key=key,
+            headers=headers,
+            time_ms=time_ms,
+            expected=expected,
+            lane=lane,
+            write_id=write_id,
+            created_ms=created_ms,
         )
 
     async def enqueue(
@@ -123,15 +135,23 @@ class Queue:
         expected: int | None = None,
         lane: int | None = None,
         write_id: bytes | None = None,
+        created_ms: int | None = None,
     ) -> Done:
         """Send one message and wait until it is done. `expected`: raises NotEqual unless the lane ends at this
         version."""
         if self._buffer.budget.full:
             await self._buffer.budget.wait()
-        if (key, headers, time_ms, expected, lane, write_id) == _PLAIN and type(value) is bytes:
+        if (key, headers, time_ms, expected, lane, write_id, created_ms) == _PLAIN and type(value) is bytes:
             return await self._send_plain(value)
         return await self.send(
-            value, key=key, headers=headers, time_ms=time_ms, expected=expected, lane=lane, write_id=write_id
+            value,
+            key=key,
+            headers=headers,
+            time_ms=time_ms,
+            expected=expected,
+            lane=lane,
+            write_id=write_id,
+            created_ms=created_ms,
         )
 
     async def enqueue_many(
@@ -144,6 +164,7 @@ class Queue:
         expected: int | None = None,
         lane: int | None = None,
         write_id: bytes | None = None,
+        created_ms: int | None = None,
     ) -> list[Done]:
         """Send many messages: one batch per lane, or more if one would be too large. A batch succeeds or fails as a
         whole.
@@ -153,7 +174,14 @@ class Queue:
         await self._buffer.known()
         await self._buffer.budget.wait()
         futures = self._buffer.send_many(
-            values, keys=keys, headers=headers, times=times, expected=expected, lane=lane, write_id=write_id
+            values,
+            keys=keys,
+            headers=headers,
+            times=times,
+            expected=expected,
+            lane=lane,
+            write_id=write_id,
+            created_ms=created_ms,
         )
         if len(futures) == 1:
             return [await futures[0]]

@@ -77,7 +77,8 @@ _ID_OF_A_WRITE: Final = (
     "id for each write"
 )
 NO_ANSWER: Final = (
-    "no answer came in time; the write may or may not have happened. Repeat it with the same write id to find out"
+    "no answer came in time, or the lane has forgotten the write ids of the time when this write was first sent; it "
+    "may or may not have happened. Repeat it with the same write id, and with `created_ms`, when it was first sent"
 )
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from avow.node.answers import Answer, Done
 from avow.node.lane.two_phase_lane import Write
 from avow.node.node import Node
-from avow.node.roles import SHIPPED
+from avow.node.roles import SHIPPED, NodeRoles
 from avow.queue.commands import Command, PeerCommand, QueueCommand, RetentionRules, Strategy, encode
 from avow.replication.durable import Synced
 from avow.replication.effects import SaveRun
@@ -26,7 +26,8 @@ STEP_S = 0.01
 
 
 class NodeCluster:
-    def __init__(self, founders: int = 3, *, seed: int = 1) -> None:
+    def __init__(self, founders: int = 3, *, seed: int = 1, roles: NodeRoles = SHIPPED) -> None:
+        self._roles = roles
         self.now = 1.0
         self.rng = Random(seed)
         self.founders = tuple(range(1, founders + 1))
@@ -53,7 +54,7 @@ class NodeCluster:
             rng=self.rng.random,
             tuning=Tuning(),
             now=self.now,
-            roles=SHIPPED,
+            roles=self._roles,
         )
         keeping = node.housekeeping
         keeping.identity, keeping.link, keeping.api = identity_of(number), f"h:{number}", f"http://h:{number}"

@@ -4,7 +4,7 @@
  *
  *     import { connect } from "/v1/channel.js";
  *
- *     const channel = connect("/v1/channel?role=producer&queue=orders&format=json&producer=" + id);
+ *     const channel = connect("/v1/channel?role=producer&queue=orders&format=json&producer=" + id + "&tried=0");
  *     channel.send('{"value": "hello"}');
  *     await channel.commit(); // stored on a quorum
  *

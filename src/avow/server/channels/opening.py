@@ -1,7 +1,7 @@
 """Opening a channel: its parameters and rights are checked before there is a socket.
 
     role         needs           takes
-    producer     write           format=records, or format=json with `producer`
+    producer     write           format=records, or format=json with `producer`, tried, created_ms
     subscriber   read, write     subscriber, member, from, format=ranges or json; moving a cursor is a write
     reader       read            lane, after, from, format=ranges or json
     observer     read            nothing; pub-sub queues only
@@ -42,7 +42,7 @@ RIGHTS: Final[Mapping[str, tuple[Right, ...]]] = {
     "observer": ("read",),
 }
 _TAKES: Final[Mapping[str, frozenset[str]]] = {
-    "producer": frozenset({"format", "producer"}),
+    "producer": frozenset({"format", "producer", "tried", "created_ms"}),
     "subscriber": frozenset({"format", "subscriber", "member", "from_"}),
     "reader": frozenset({"format", "lane", "after", "from_"}),
     "observer": frozenset(),
@@ -103,16 +103,25 @@ def _check_parameters(asked: ChannelParameters) -> None:
 def _producer(_: Api, queue: Queue, asked: ChannelParameters) -> Make:
     named = asked.producer
     if asked.format != "json":
-        if named is not None:
+        if (named, asked.tried, asked.created_ms) != (None, None, None):
             raise InvalidRequest(
-                "`producer` needs format=json: records have their own write ids; the channel was not opened"
+                "`producer`, `tried` and `created_ms` need format=json: records have their own write ids and ages; the "
+                "channel was not opened"
             )
         return lambda peer, channel, counters: RecordsProducer(peer, channel, queue, counters)
     if named is None:
         raise InvalidRequest(
             "format=json needs `producer`, 32 hex digits, from which write ids are made; the channel was not opened"
         )
-    return lambda peer, channel, counters: JsonProducer(peer, channel, queue, counters, producer=bytes.fromhex(named))
+    return lambda peer, channel, counters: JsonProducer(
+        peer,
+        channel,
+        queue,
+        counters,
+        producer=bytes.fromhex(named),
+        tried=asked.tried,
+        created_ms=asked.created_ms,
+    )
 
 
 def _subscriber(_: Api, queue: Queue, asked: ChannelParameters) -> Make:

@@ -21,7 +21,7 @@ import msgspec
 from avow.errors import InvalidRequest, Offline
 from avow.server.channels.lane_writer import LaneAccess, LaneWriter, ProducerWrite, PubSubAccess, TwoPhaseAccess
 from avow.server.http.schemas import NewMessage
-from avow.server.http.write_body import WriteBody, check_message, take_batch, take_messages
+from avow.server.http.write_body import WriteBody, age_since, check_message, take_batch, take_messages
 
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
@@ -135,11 +135,25 @@ def _without_packet(taken: WriteBody) -> WriteBody:
 
 
 class JsonProducer:
-    """`producer`: the client's id, the same on each of its channels, as long as it continues the commit numbers."""
+    """`producer`: the client's id, the same on each of its channels, as long as it continues the commit numbers.
+
+    Commits up to `tried` may have been sent on an earlier channel, at `created_ms` or later. JSON has no field for the
+    age of a write, so this is how a lane learns which commits are first attempts. Without `tried` every commit may be a
+    repetition from any time, and a lane that has forgotten write ids takes none that it does not know.
+    """
 
     def __init__(
-        self, peer: Peer, channel: Channel, queue: Queue, counters: ChannelCounters, *, producer: bytes
+        self,
+        peer: Peer,
+        channel: Channel,
+        queue: Queue,
+        counters: ChannelCounters,
+        *,
+        producer: bytes,
+        tried: int | None,
+        created_ms: int | None,
     ) -> None:
+        self._tried, self._created_ms = tried, created_ms
         self._peer, self._queue, self._counters = peer, queue, counters
         self._writes = Writes(peer, channel, queue)
         self._producer = producer[:_WRITER_SIZE_BYTES]
@@ -174,8 +188,10 @@ class JsonProducer:
             lanes=self._queue.lanes,
             now_ms=self._peer.now_ms(),
         )
+        is_first = self._tried is not None and commit_id > self._tried
+        age_ms = 0 if is_first else age_since(self._created_ms, self._peer.now_ms())
         for lane, taken in batches.items():
-            self._writes.put(lane, taken, write_id=write_id)
+            self._writes.put(lane, taken, write_id=write_id, age_ms=age_ms)
         self._writes.send()
 
     def _open_lane(self) -> int:

@@ -22,7 +22,7 @@ from avow.server.http import schemas
 from avow.server.http.api import Api, Target
 from avow.server.http.error_reply import reply_of_answer
 from avow.server.http.handlers_queues import check_name
-from avow.server.http.handlers_writes import age_ms_of, take
+from avow.server.http.handlers_writes import take
 from avow.server.http.request import HttpRequest
 from avow.server.http.write_replies import MultiLaneReply, joined
 from avow.wire.messages import Kind
@@ -33,8 +33,7 @@ def stage(api: Api, request: HttpRequest, asked: schemas.StageParameters, conten
     queue = _two_phase(api, asked.queue)
     deadline_ms = api.peer.now_ms() + round(asked.deadline_s * 1000)
     control = encode(StageCommand(_txn(asked.txn), deadline_ms, asked.part))
-    write_id, batches = take(api, request, queue, content, lane=asked.lane, write_id=asked.write_id)
-    age_ms = age_ms_of(request)
+    write_id, age_ms, batches = take(api, request, queue, asked, content)
     writes = [
         (
             target,

@@ -7,6 +7,10 @@
 
 If the node does not answer in time the answer is UNKNOWN too. The write may still be stored: a request with the same
 write id tells.
+
+A lane forgets write ids. A write with an id that it does not know is stored only if the write is so young that its id
+would be known had it been stored before; otherwise the answer is UNKNOWN (pub-sub: OFFLINE). So every write whose id
+the client chose has an age (`age_ms_of`), and one that says nothing about its age may be of any age.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from avow.server.http.api import Api, Target
 from avow.server.http.error_reply import reply_of, reply_of_answer
 from avow.server.http.request import HttpRequest
 from avow.server.http.route import BATCH
-from avow.server.http.write_body import WriteBody, take_batch, take_messages
+from avow.server.http.write_body import WriteBody, age_since, take_batch, take_messages
 from avow.server.http.write_replies import MultiLaneReply, SingleLaneReply
 from avow.wire.messages import Kind
 
@@ -44,10 +48,10 @@ def enqueue(api: Api, request: HttpRequest, asked: schemas.EnqueueParameters, co
     if content == BATCH:
         _enqueue_batch(api, request, queue, asked)
         return
-    write_id, batches = take(api, request, queue, content, lane=asked.lane, write_id=asked.write_id)
+    write_id, age_ms, batches = take(api, request, queue, asked, content)
     if asked.expected is not None and len(batches) > 1:
         raise InvalidRequest("`expected` works for one lane, but these messages go to several; nothing was stored")
-    expected, age_ms = -1 if asked.expected is None else asked.expected, age_ms_of(request)
+    expected = -1 if asked.expected is None else asked.expected
     writes = [
         (target, write_of(taken, write_id=write_id, expected=expected, age_ms=age_ms)) for target, taken in batches
     ]
@@ -81,7 +85,8 @@ def _enqueue_batch(api: Api, request: HttpRequest, queue: Queue, asked: schemas.
     reply = SingleLaneReply(api, request, write_id, lane, number, expected)
     reply.node_request = node_request = peer.expect(reply.answered)
     request.watcher, request.deadline = reply, api.listener.now() + asked.timeout_s
-    age_ms = age_ms_of(request)
+    chosen, created_ms = bool(taken.write_id or asked.write_id), asked.created_ms or taken.created_ms
+    age_ms = age_ms_of(request, chosen=chosen, created_ms=created_ms, now_ms=peer.now_ms())
     write = write_of(taken, write_id=write_id, expected=-1 if expected is None else expected, age_ms=age_ms)
     peer.node.write(node_request, number, write, now)
     peer.wake()
@@ -111,8 +116,8 @@ def _enqueue_pubsub(
         raise InvalidRequest(
             "a pub-sub queue has no single end to compare with; nothing was stored. Leave out `expected`"
         )
-    write_id, batches = take(api, request, queue, content, lane=asked.lane, write_id=asked.write_id)
-    write = write_of(batches[0][1], write_id=write_id, age_ms=age_ms_of(request))
+    write_id, age_ms, batches = take(api, request, queue, asked, content)
+    write = write_of(batches[0][1], write_id=write_id, age_ms=age_ms)
     held = api.node.pubsub.get(queue.name)
     lane = asked.lane or (held.open_lane if held is not None else 0)
     reply = SingleLaneReply(api, request, write_id, lane, 0, None)
@@ -180,23 +185,30 @@ def _answer_lookup(api: Api, request: HttpRequest, write_id: str, found: list[tu
 
 
 def take(
-    api: Api, request: HttpRequest, queue: Queue, content: Any, *, lane: int | None, write_id: str | None
-) -> tuple[bytes, list[tuple[Target, WriteBody]]]:
-    """The write id, and one batch per lane. A write id is generated if the client gave none."""
-    pubsub = queue.strategy == "pub-sub"
+    api: Api,
+    request: HttpRequest,
+    queue: Queue,
+    asked: schemas.EnqueueParameters | schemas.StageParameters,
+    content: Any,
+) -> tuple[bytes, int, list[tuple[Target, WriteBody]]]:
+    """The write id, the age of the write, and one batch per lane. A write id is generated if the client gave none."""
+    pubsub, lane, write_id = queue.strategy == "pub-sub", asked.lane, asked.write_id
+    now_ms, created_ms, given = api.peer.now_ms(), asked.created_ms, write_id is not None
     if content == BATCH:
         taken = take_batch(request.body)
-        chosen = _write_id(taken, write_id)
+        chosen, given = _write_id(taken, write_id), given or bool(taken.write_id)
+        created_ms = created_ms or taken.created_ms
         if lane is None and queue.lanes > 1:
             lane = take_lane(chosen, queue.lanes)
         batches = {lane or 0: taken}
     else:
         chosen = bytes.fromhex(write_id) if write_id is not None else os.urandom(16)
         lanes = 1 if pubsub else queue.lanes
-        batches = take_messages(content.messages, write_id=chosen, lane=lane, lanes=lanes, now_ms=api.peer.now_ms())
+        batches = take_messages(content.messages, write_id=chosen, lane=lane, lanes=lanes, now_ms=now_ms)
+    age_ms = age_ms_of(request, chosen=given, created_ms=created_ms, now_ms=now_ms)
     if pubsub:
-        return chosen, [(Target(queue, at, at), taken) for at, taken in batches.items()]
-    return chosen, [(api.target(queue, at), taken) for at, taken in batches.items()]
+        return chosen, age_ms, [(Target(queue, at, at), taken) for at, taken in batches.items()]
+    return chosen, age_ms, [(api.target(queue, at), taken) for at, taken in batches.items()]
 
 
 def take_lane(write_id: bytes, lanes: int) -> int:
@@ -217,11 +229,15 @@ def write_of(taken: WriteBody, *, write_id: bytes, expected: int = -1, age_ms: i
     )
 
 
-def age_ms_of(request: HttpRequest) -> int:
-    """How long ago the client first sent this write; 0 for a first attempt."""
+def age_ms_of(request: HttpRequest, *, chosen: bool, created_ms: int | None, now_ms: int) -> int:
+    """The time since the client first sent this write, as far as the request shows; 0 for a first attempt.
+
+    `chosen`: the client chose the write id, so the request may be a repetition. The header says how old it is. Without
+    the header `created_ms` does, from the query or the record: it is the same in every repetition of the request.
+    """
     text = request.headers.get(b"avow-age-ms")
-    if text is None:
-        return 0
-    if not text.isdigit() or len(text) > _AGE_DIGITS_MAX:
-        raise InvalidRequest("avow-age-ms must be a number of milliseconds; nothing was stored")
-    return int(text)
+    if text is not None:
+        if not text.isdigit() or len(text) > _AGE_DIGITS_MAX:
+            raise InvalidRequest("avow-age-ms must be a number of milliseconds; nothing was stored")
+        return int(text)
+    return age_since(created_ms, now_ms) if chosen else 0

@@ -21,6 +21,7 @@ Level: TypeAlias = Literal["local", "at_least", "linearizable"]
 Version = Annotated[int, Meta(ge=0, le=1 << 62)]
 LaneNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 PartNumber = Annotated[int, Meta(ge=0, le=(1 << 62))]
+Milliseconds = Annotated[int, Meta(ge=1, le=limits.WRITE_AGE_UNKNOWN_MS * 10)]  # since 1970
 PeerNumber = Annotated[int, Meta(ge=1, le=limits.PEER_NUMBER_MAX)]
 QueueName = Annotated[str, Meta(min_length=1, max_length=limits.QUEUE_NAME_CHARS_MAX)]
 SubscriberName = Annotated[str, Meta(min_length=1, max_length=limits.SUBSCRIBER_NAME_CHARS_MAX)]
@@ -62,6 +63,7 @@ class EnqueueParameters(QueueParameters, frozen=True, kw_only=True):
     lane: LaneNumber | None = None
     expected: Version | None = None
     write_id: Hex32 | None = None
+    created_ms: Milliseconds | None = None
     timeout_s: Seconds = TIMEOUT_S
     redirect: bool = False
 
@@ -81,6 +83,7 @@ class TransactionParameters(QueueParameters, frozen=True, kw_only=True):
 
 class StageParameters(TransactionParameters, frozen=True, kw_only=True):
     write_id: Hex32 | None = None
+    created_ms: Milliseconds | None = None
     deadline_s: Annotated[float, Meta(gt=0, le=limits.STAGE_DEADLINE_S_MAX)] = 60.0
     part: PartNumber = 0
 
@@ -102,6 +105,8 @@ class ChannelParameters(QueueParameters, frozen=True, kw_only=True, rename={"fro
     role: ChannelRole
     format: Literal["records", "ranges", "json"] | None = None
     producer: Hex32 | None = None
+    tried: Version | None = None
+    created_ms: Milliseconds | None = None
     subscriber: SubscriberName | None = None
     member: Annotated[str, Meta(max_length=limits.MEMBER_NAME_CHARS_MAX)] = ""
     lane: LaneNumber | None = None

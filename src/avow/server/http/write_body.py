@@ -97,6 +97,13 @@ def _taken(record: Buffer, *, mergeable: bool) -> WriteBody:
     return WriteBody(entry.write_id, entry.count, entry.created_ms, section, mergeable=small and mergeable)
 
 
+def age_since(created_ms: int | None, now_ms: int) -> int:
+    """The age of a write that may be a repetition: since it was created, or unknown. Never 0, a first attempt's."""
+    if not created_ms or created_ms > now_ms + limits.CLOCK_AHEAD_MS_MAX:
+        return limits.WRITE_AGE_UNKNOWN_MS
+    return max(now_ms - created_ms, 1)
+
+
 # ---------------------------------------------------------------------- JSON
 
 

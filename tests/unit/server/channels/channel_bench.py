@@ -22,6 +22,7 @@ from avow.channel.transports.socket import Socket, SocketUser
 from avow.errors import ChannelFailed
 from avow.node.answers import Answer, Stored
 from avow.node.node import Node
+from avow.node.roles import SHIPPED, NodeRoles
 from avow.server.access import ANYBODY, Token, Tokens
 from avow.server.channels.channels import Channels
 from avow.server.channels.opening import opening_of
@@ -109,8 +110,16 @@ class Road(Network):
 class Bench:
     """`async with Bench() as bench`."""
 
-    def __init__(self, peers: int = 3, *, window_s: float = 5.0, channels_max: int = 100, seed: int = 1) -> None:
-        self.cluster = NodeCluster(peers, seed=seed)
+    def __init__(
+        self,
+        peers: int = 3,
+        *,
+        window_s: float = 5.0,
+        channels_max: int = 100,
+        seed: int = 1,
+        roles: NodeRoles = SHIPPED,
+    ) -> None:
+        self.cluster = NodeCluster(peers, seed=seed, roles=roles)
         self.callbacks: dict[int, Callable[[Answer], None]] = {}
         self.peers = {number: BenchPeer(self, number) for number in self.cluster.nodes}
         self._settings: dict[str, Any] = {"window_s": window_s, "channels_max": channels_max}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from tests.unit.server.channels.channel_bench import Bench, record, run
@@ -10,9 +11,12 @@ from tests.unit.server.channels.channel_bench import Bench, record, run
 from avow.channel.endpoint import Channel
 from avow.errors import ChannelFailed
 from avow.node.answers import Done
+from avow.node.roles import NodeRoles
 from avow.queue.commands import QueueCommand, RetentionRules
+from avow.queue.records import Bounds
+from avow.queue.state import QueueState
 from avow.server.channels import lane_writer
-from avow.wire.messages import Kind
+from avow.wire.messages import Kind, Snapshot
 
 PRODUCER = "0123456789abcdef" * 2
 
@@ -321,6 +325,73 @@ def test_a_page_that_resends_its_commits_on_a_new_channel_stores_them_once() -> 
             again.resend(failure.pending)
             await again.commit()
             assert bench.values(lane) == numbered(13)
+
+    run(scenario)
+
+
+def forgetful(founders: tuple[int, ...]) -> Snapshot:
+    """The first snapshot of a lane that remembers eight write ids."""
+    state = QueueState(bounds=Bounds(write_ids=8))
+    state.position = 1
+    return Snapshot(1, 2, founders, (), state.snapshot())
+
+
+JSON: dict[str, Any] = {"role": "producer", "queue": "orders", "format": "json", "producer": PRODUCER}
+
+
+async def forgotten_commit(bench: Bench) -> int:
+    """A lane in which commit 1 of the producer was stored, acknowledged and forgotten."""
+    lane = bench.cluster.create("orders")
+    first = await bench.open(1, **JSON)
+    first.send(b'{"value":"once"}')
+    await first.commit()
+    others = await bench.open(2, role="producer", queue="orders")
+    for number in range(20):
+        others.send(record(b"%d" % number))
+        await others.commit()
+    return lane
+
+
+@pytest.mark.parametrize("told", [{}, {"tried": 1}, {"tried": 5, "created_ms": 1}])
+def test_a_json_commit_that_the_lane_has_forgotten_is_not_stored_again(told: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with Bench(roles=NodeRoles(founding_lane=forgetful)) as bench:
+            lane = await forgotten_commit(bench)
+            again = await bench.open(1, **JSON, **told)
+            again.send(b'{"value":"once"}')
+            again.commit()
+            failure = await failure_of(again)
+            assert (failure.reason, failure.name, len(failure.pending)) == ("REFUSED", "UNKNOWN", 1)
+            assert "created_ms" in str(failure)
+            assert bench.values(lane).count(b"once") == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("told", [{"tried": 1}, {"tried": 0}])
+def test_a_json_producer_that_says_what_it_sent_before_is_not_held_up(told: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with Bench(roles=NodeRoles(founding_lane=forgetful)) as bench:
+            lane = await forgotten_commit(bench)
+            new = await bench.open(1, options={"last_commit": told["tried"]}, **{**JSON, "producer": "ab" * 16}, **told)
+            new.send(b'{"value":"new"}')
+            await new.commit()
+            assert bench.values(lane).count(b"new") == 1
+
+    run(scenario)
+
+
+def test_a_json_commit_that_is_younger_than_what_the_lane_remembers_is_decided() -> None:
+    async def scenario() -> None:
+        async with Bench(roles=NodeRoles(founding_lane=forgetful)) as bench:
+            lane = await forgotten_commit(bench)
+            await bench.run(3.0)
+            began_ms = int(bench.cluster.now * 1000) - 500
+            for _ in range(2):
+                channel = await bench.open(1, **{**JSON, "producer": "cd" * 16}, tried=9, created_ms=began_ms)
+                channel.send(b'{"value":"late"}')
+                await channel.commit()
+            assert bench.values(lane).count(b"late") == 1
 
     run(scenario)
 
