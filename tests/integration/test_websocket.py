@@ -26,7 +26,7 @@ from tests.integration.websocket_ends import (
     standing_alone,
     until,
 )
-from websockets.frames import Frame, Opcode
+from websockets.frames import Close, Frame, Opcode
 
 from avow.channel.transports.websocket_handshake import dial
 from avow.limits import CHANNEL_PACKET_SIZE_BYTES_MAX
@@ -144,6 +144,29 @@ def test_frames_in_the_segment_of_the_answer_are_received_after_opened(loop: str
             await until(lambda: client.packets == [b"at once"])
             dialled.abort()
             await until(lambda: client.reasons)
+
+    run(loop, play())
+
+
+@both_loops
+@pytest.mark.parametrize(
+    "last",
+    [Frame(Opcode.CLOSE, Close(1000, "refused").serialize()).serialize(mask=False), b"\xff\xff"],
+    ids=["a close", "a violation of the protocol"],
+)
+def test_frames_before_an_end_in_the_segment_of_the_answer_are_received(loop: str, last: bytes) -> None:
+    """Regression: a server that refuses at once was not heard before the dial timed out."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answered(reader, writer, behind=Frame(Opcode.BINARY, b"refused").serialize(mask=False) + last)
+        await reader.readexactly(2)  # the client closes, too
+
+    async def play() -> None:
+        client = Keeper()
+        async with raw_server(serve) as url:
+            await dial(url, client, timeout_s=60)
+            await until(lambda: client.reasons)
+            assert client.packets == [b"refused"]
 
     run(loop, play())
 

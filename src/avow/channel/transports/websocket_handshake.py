@@ -135,7 +135,7 @@ class _ClientHandshake(asyncio.Protocol):
         self._protocol.receive_data(data)
         if self._protocol.handshake_exc is not None:
             self.opened.set_exception(self._refusal(self._protocol.handshake_exc))
-        elif self._protocol.state is State.OPEN:
+        elif self._protocol.state is not State.CONNECTING:  # a close may have come with the answer
             self._open()
 
     def eof_received(self) -> None:
