@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from avow.channel.endpoint import Channel
-from avow.channel.protocol.frames import EndCode
+from avow.channel.protocol.frames import End, EndCode
 from avow.channel.registry import Registry
 from avow.channel.transports.websocket_handshake import accept
 from avow.wire.batch import Batch
@@ -35,6 +35,7 @@ class ChannelServer:
         self.registry = Registry(window_s=5.0, channels_max=64)
         self.takes: Takes = lambda lane, record: True
         self.acks = True
+        self.refusal: End | None = None  # of every new socket, before its Hello
         self.group_count = 1  # records that make one group
         self.open: list[Channel] = []
         self.asked: list[Request] = []
@@ -49,6 +50,8 @@ class ChannelServer:
         protocol = make()
         connection.transport.set_protocol(protocol)
         protocol.connection_made(connection.transport)
+        if self.refusal is not None:
+            user.refuse(self.refusal)
 
     def _begin(self, request: Request, channel: Channel) -> None:
         self.open.append(channel)

@@ -35,6 +35,7 @@ MUTANTS = {
     "all fates unknown": ('number <= delivered_to ? "delivered" :', ""),
     "last word not heard": ("ever_given_to = delivered_to = max(delivered_to, to)", "0"),
     "unknown channel believed": ('code !== "UNKNOWN_CHANNEL" && ', ""),
+    "an end of a stranger believed": (' && (to || link === "up")', ""),
     "fenced ends the channel": ('if (code === "FENCED") return', "if (0) return"),
     "order of messages not checked": ("must(first === received_to + 1)\n", ""),
     "place of commits not checked": ("must(upto === received_to && ", "must("),

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.producer_runs import everything, numbers, run, send, until, written_over_http
 from tests.scripted_cluster import ScriptedCluster
 
-from avow.channel.protocol.frames import EndCode
+from avow.channel.protocol.frames import POSITION_UNKNOWN, End, EndCode
 from avow.client import producer_connection
 from avow.client.client import Client
 from avow.errors import InvalidRequest, TooLarge
@@ -271,6 +271,23 @@ def test_records_in_a_dead_peers_lane_stay_there_and_the_others_go_to_another_la
     assert cluster.shelf.values("q", 11) == numbers(0, 7)
     elsewhere = [cluster.shelf.values("q", lane) for lane in (12, 13) if ("q", lane) in cluster.shelf.records]
     assert elsewhere == [numbers(7, 30)]
+
+
+@pytest.mark.parametrize("position", [0, POSITION_UNKNOWN])
+def test_a_socket_refused_by_a_peer_that_shuts_down_does_not_move_stored_records_to_another_lane(position: int) -> None:
+    """Regression: the refusal came before a Hello and was read as "nothing arrived". 0: a peer of an older build."""
+
+    async def work(cluster: ScriptedCluster, client: Client) -> None:
+        async with client.producer("q") as producer:
+            server = cluster.peer(1).channels
+            server.acks = False
+            await send(producer, 0, 10)
+            await until(lambda: len(everything(cluster)) == 10)
+            server.refusal = End(EndCode.GOING, received_to=position, text="this process is shutting down")
+            server.cut()
+            await send(producer, 10, 20)
+
+    assert sorted(everything(run(work, pubsub=True))) == numbers(0, 20)
 
 
 def test_a_lane_that_ends_while_its_peer_lives_is_replaced_by_the_next() -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from avow.channel.protocol.core import Core
 from avow_lab.channel_machine.forged_packets import IMPOSSIBLE, PACKETS, STRANGERS
 from avow_lab.channel_machine.model import Share
-from avow_lab.channel_machine.moves import ACKS, ENDS, MISUSES
+from avow_lab.channel_machine.moves import ACKS, ENDS, MISUSES, POSITIONS, TURNED_AWAY
 from avow_lab.channel_machine.sockets import ACCEPTOR, DIALER, OTHER
 from avow_lab.channel_machine.walk import SHARES, STEPS, WIDE, WIDE_COUNT, Machine, walk
 
@@ -30,6 +30,7 @@ DISASTERS = (
     *(("end", code) for code in ENDS),
     *(("forge", what) for what in PACKETS),
     *(("forge_hello", what) for what in (*STRANGERS, *IMPOSSIBLE)),
+    *(("turn_away", code) for code in TURNED_AWAY),
     *[("restart", None)] * 4,
     *[("expire", None)] * 4,
 )
@@ -127,6 +128,9 @@ class ChannelMachine(RuleBasedStateMachine):
             self._do(move, name, what)
         elif move == "forge_hello":
             self._do(move, what)
+        elif move == "turn_away":
+            self._do("dial")
+            self._do(move, -1, what, position=POSITIONS[name == DIALER])
         else:
             self._do("notice", ACCEPTOR)
             self._do(move)
@@ -230,4 +234,5 @@ EVERYTHING = (
     "restarts",
     "stale Hellos",
     "strangers",
+    "turned away",
 )

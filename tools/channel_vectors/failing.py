@@ -8,6 +8,7 @@ from typing import Final
 
 from avow import limits
 from avow.channel.protocol.frames import (
+    POSITION_UNKNOWN,
     End,
     EndCode,
     Hello,
@@ -73,6 +74,27 @@ def the_last_word_of_a_tombstone_comes_before_any_hello(script: Script) -> None:
     a.lost()
     a.socket()
     a.received(_end(EndCode.EXPIRED, acked=1, received_to=1, text="too long"))
+
+
+def an_end_before_a_hello_without_a_position_decides_no_fate(script: Script) -> None:
+    for position in (0, POSITION_UNKNOWN):
+        name = "known" if position else ""
+        a, b = script.end(f"a{name}", initiator=True), script.end(f"b{name}", initiator=False)
+        connect(a, b)
+        converse(a, b, a.send(b"delivered"))
+        a.send(b"lost")
+        cut(a, b)
+        a.socket()
+        a.received(_end(EndCode.GOING, received_to=position))
+
+
+def an_end_after_a_hello_may_say_that_nothing_was_received(script: Script) -> None:
+    a, b = script.pair()
+    a.send(b"lost")
+    cut(a, b)
+    (hello,) = a.socket()
+    a.received(*b.greeted(hello), take=0)
+    a.received(*b.finish("GOING"))
 
 
 def a_last_word_that_cannot_be_is_not_believed(script: Script) -> None:

@@ -29,7 +29,7 @@ from msgspec import Struct
 from avow.channel.endpoint import Attachment, Channel
 from avow.channel.protocol.core import Core
 from avow.channel.protocol.events import Bounds, Ended
-from avow.channel.protocol.frames import Buffer, End, EndCode, Hello, end_bytes, read_packet
+from avow.channel.protocol.frames import POSITION_UNKNOWN, Buffer, End, EndCode, Hello, end_bytes, read_packet
 from avow.errors import AvowError, Busy, Malformed
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Registry:
             registered.channel.end(code, text="this process is shutting down")
             registered.channel.turn()
         for incoming in list(self._silent):
-            incoming.refuse(End(code, text="this process is shutting down"))
+            incoming.refuse(_stranger(code, text="this process is shutting down"))
         self._silent.clear()
 
     def cut(self) -> None:
@@ -109,7 +109,7 @@ class Registry:
     def opened(self, incoming: IncomingSocket) -> None:
         self._sockets.add(incoming)
         if self._closed is not None:
-            incoming.refuse(End(self._closed, text="this process is shutting down"))
+            incoming.refuse(_stranger(self._closed, text="this process is shutting down"))
         elif len(self._silent) >= self._channels_max:
             incoming.refuse(self._too_many())
         else:
@@ -122,7 +122,7 @@ class Registry:
 
     def violated(self, incoming: IncomingSocket, text: str) -> None:
         self._silent.pop(incoming, None)
-        incoming.refuse(End(EndCode.PROTOCOL, text=text))
+        incoming.refuse(_stranger(EndCode.PROTOCOL, text=text))
 
     def greeted(self, incoming: IncomingSocket, hello: Hello) -> Attachment | None:
         """Attach a socket by its Hello. Returns the channel's side of the socket; None if it was refused."""
@@ -170,7 +170,7 @@ class Registry:
         channel = Channel(core, self)
         generation = channel.greet(incoming.socket, hello)
         if not generation:
-            incoming.refuse(End(EndCode.PROTOCOL, text="the generation of the first socket must be at least 1"))
+            incoming.refuse(_stranger(EndCode.PROTOCOL, text="the generation of the first socket must be at least 1"))
             return None
         self._channels[hello.channel] = RegisteredChannel(channel, incoming.purpose, window_s)
         try:
@@ -191,7 +191,7 @@ class Registry:
         error = Busy(
             f"the limit of {self._channels_max} open channels is reached; no channel was opened. Try again later"
         )
-        return End(EndCode.REFUSED, name=error.code, text=str(error))
+        return _stranger(EndCode.REFUSED, name=error.code, text=str(error))
 
     # ------------------------------------------------------------------ channels call
 
@@ -226,7 +226,7 @@ class Registry:
         now = self._loop.time()
         for incoming in [one for one, until in self._silent.items() if until <= now]:
             del self._silent[incoming]
-            incoming.refuse(End(EndCode.PROTOCOL, text=f"no Hello arrived within {self._hello_s:g} s"))
+            incoming.refuse(_stranger(EndCode.PROTOCOL, text=f"no Hello arrived within {self._hello_s:g} s"))
         waiting = [registered for registered in self._channels.values() if registered.until]
         for registered in waiting:
             if registered.until <= now:
@@ -308,4 +308,9 @@ class IncomingSocket:
 
 def _unknown() -> End:
     text = "this process has no such channel for this purpose: it was never opened here, or it has expired"
-    return End(EndCode.UNKNOWN_CHANNEL, text=text)
+    return _stranger(EndCode.UNKNOWN_CHANNEL, text=text)
+
+
+def _stranger(code: EndCode, *, text: str, name: str = "") -> End:
+    """The End on a socket whose channel is not known here. It decides nothing about messages sent on other sockets."""
+    return End(code, received_to=POSITION_UNKNOWN, name=name, text=text)

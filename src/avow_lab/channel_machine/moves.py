@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from avow.channel.protocol import frames
-from avow.channel.protocol.frames import EndCode, Hello
+from avow.channel.protocol.frames import POSITION_UNKNOWN, EndCode, Hello
 from avow.channel.protocol.states import Link
 from avow.errors import Busy, InvalidRequest
 from avow_lab.channel_machine.checks import End
@@ -23,6 +23,8 @@ from avow_lab.checkers.two_phase import Violation
 
 SOCKETS_KEPT: Final = 5  # old ones whose late packets may still arrive
 ENDS: Final = (EndCode.CLOSED, EndCode.ABORTED, EndCode.REFUSED, EndCode.MOVED, EndCode.GOING, EndCode.EXPIRED)
+TURNED_AWAY: Final = (EndCode.GOING, EndCode.REFUSED, EndCode.PROTOCOL)
+POSITIONS: Final = (POSITION_UNKNOWN, 0)  # in the End of a process that does not know the channel; 0: of an older build
 ACKS: Final = ("newest", "older", "again")
 MISUSES: Final = ("ack what never came", "ack nothing", "send while suspended")
 PACKET_SIZE_BYTES: Final = 65_536
@@ -206,6 +208,14 @@ class Moves(Stage):
             socket.accepted, acceptor.socket = generation, socket
             self.learn(acceptor, socket, [hello])
         self.checked(acceptor)
+
+    def turn_away(self, index: int, code: EndCode, *, position: int) -> None:
+        """A process refuses a socket before it has read the Hello: it is shutting down, full, or not the acceptor's."""
+        socket = self.sockets[index % len(self.sockets)] if self.sockets else None
+        if socket is None or socket.accepted or socket.refused:
+            return
+        self.counts["turned away"] += 1
+        self._refuse(socket, frames.end_bytes(frames.End(code, 0, position)))
 
     def _refuse(self, socket: Socket, answer: bytes) -> None:
         socket.refused = True

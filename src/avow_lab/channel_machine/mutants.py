@@ -390,6 +390,15 @@ class ForgottenIsUnsent(Core):
         super()._handle_end(end)
 
 
+class StrangerBelieved(Core):
+    """A process that refuses a socket before its Hello counts as one that received nothing."""
+
+    def _handle_end(self, end: End) -> None:
+        out, known = self.out, end.code not in (EndCode.UNKNOWN_CHANNEL, EndCode.FENCED)
+        out.final = out.final or (known and out.released_to <= end.received_to <= out.ever_given_to)
+        super()._handle_end(end)
+
+
 class LastAckUnheard(Core):
     """Ignores the acknowledgement in an End: what it covers is handed back."""
 
@@ -486,6 +495,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "wrong fates: forgotten is unsent",
         "an end that forgot the channel counts as one that received nothing",
         ForgottenIsUnsent,
+    ),
+    Mutant(
+        "wrong fates: a stranger is believed", "an End before the Hello means that nothing arrived", StrangerBelieved
     ),
     Mutant("acks behind data", "they wait behind data", AcksBehindData),
     Mutant("acks suspended", "two suspended ends wait for each other", AcksSuspended),

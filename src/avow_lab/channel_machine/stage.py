@@ -23,7 +23,7 @@ from avow.channel.protocol.events import (
     Resumed,
     Suspended,
 )
-from avow.channel.protocol.frames import Commit, EndCode, Frame, Hello
+from avow.channel.protocol.frames import POSITION_UNKNOWN, Commit, EndCode, Frame, Hello
 from avow.errors import Busy
 from avow_lab.channel_machine.checks import End, check_end, check_handed_back, check_size, check_written
 from avow_lab.channel_machine.model import Direction, Share
@@ -122,10 +122,11 @@ class Stage:
         for frame in packet_frames:
             if type(frame) is Hello:
                 socket.commits[end.name] = frame.commits_received_to or end.out.share.last_commit
-            last_word = type(frame) is frames.End and frame.code not in (EndCode.UNKNOWN_CHANNEL, EndCode.FENCED)
-            if type(frame) is Hello or last_word:
-                end.out.heard_to = max(end.out.heard_to, frame.received_to)  # type: ignore[union-attr]
-            end.out.final = end.out.final or last_word
+            if type(frame) is Hello:
+                end.out.heard_to = max(end.out.heard_to, frame.received_to)
+            elif type(frame) is frames.End and _knows_the_channel(frame, greeted=socket.greeted[OTHER[end.name]]):
+                end.out.heard_to = max(end.out.heard_to, frame.received_to)
+                end.out.final = True
 
     def checked(self, end: End, *, packet_frames: Sequence[Frame] = ()) -> None:
         for event in end.core.take_events():
@@ -171,6 +172,13 @@ class Stage:
         if end.name == ACCEPTOR:
             into = end.into
             self.stored_end = frames.End(event.code, into.acked, into.received, event.name, event.text)
+
+
+def _knows_the_channel(end: frames.End, *, greeted: bool) -> bool:
+    """Before its Hello an end shows that it knows the channel only by a position."""
+    if end.code in (EndCode.UNKNOWN_CHANNEL, EndCode.FENCED):
+        return False
+    return end.received_to < POSITION_UNKNOWN and (greeted or end.received_to > 0)
 
 
 def _words(event: Ended) -> tuple[int, str, str]:

@@ -8,6 +8,7 @@ A Machine is two ends of a channel. Hypothesis or a seeded walk moves them one s
     application  send, commit, ack, misuse, end ──► dialer ══ sockets ══ acceptor ◄── application
     network      dial, write, deliver, cut, notice, notice_old
     acceptor     restart: it has forgotten every channel    expire: the window is over; its End answers from now on
+                 turn_away: a process refuses a socket without knowing which channel it is for
     forgery      forge, forge_hello, fence: what no end of this channel would send (see `forged_packets`)
     aims         flow: a good socket carries everything     reopen: a new channel after a failure
                  finish: at the end of every walk everything arrives and is acknowledged, and no commit waits
@@ -31,7 +32,7 @@ from avow_lab.channel_machine import forged_packets
 from avow_lab.channel_machine.checks import End, check_finished, check_quiet
 from avow_lab.channel_machine.forged_packets import Forging
 from avow_lab.channel_machine.model import Share
-from avow_lab.channel_machine.moves import ACKS, ENDS, MISUSES
+from avow_lab.channel_machine.moves import ACKS, ENDS, MISUSES, POSITIONS, TURNED_AWAY
 from avow_lab.channel_machine.sockets import ACCEPTOR, DIALER, PACKETS_MAX, Socket
 from avow_lab.checkers.two_phase import Violation
 
@@ -210,6 +211,11 @@ def _cut(machine: Machine, rng: Random) -> None:
     machine.cut(_newest_or_any(machine, rng), rng.choice(NAMES), keep=rng.choice((0, 0, 1, 2)))
 
 
+def _turn_away(machine: Machine, rng: Random) -> None:
+    machine.dial()
+    machine.turn_away(-1, rng.choice(TURNED_AWAY), position=rng.choice(POSITIONS))
+
+
 def _newest_or_any(machine: Machine, rng: Random) -> int:
     return -1 if rng.random() < 0.6 else rng.randrange(max(1, len(machine.sockets)))
 
@@ -236,6 +242,7 @@ MOVES: Final[tuple[tuple[float, Move], ...]] = (
     (0.5, lambda machine, rng: machine.end(rng.choice(NAMES), rng.choice(ENDS))),
     (0.4, lambda machine, _rng: machine.expire()),
     (0.4, lambda machine, _rng: machine.restart()),
+    (0.4, _turn_away),
     (0.4, lambda machine, rng: machine.forge(rng.choice(NAMES), rng.choice(tuple(forged_packets.PACKETS)))),
     (
         0.4,

@@ -8,6 +8,7 @@ from tests.unit.channel.core_pair import CAP_COUNT, Pair, core, ended, frames_of
 from avow.channel.protocol.core import Core
 from avow.channel.protocol.events import CommitAcked, Ended, Messages, Pending
 from avow.channel.protocol.frames import (
+    POSITION_UNKNOWN,
     End,
     EndCode,
     ack_bytes,
@@ -255,6 +256,29 @@ def test_an_end_from_a_peer_that_forgot_the_channel_reports_nothing() -> None:
     event = ended(pair.left)
     assert event.code == EndCode.UNKNOWN_CHANNEL
     assert fates(event) == ["unknown", "unknown", "unsent"]
+
+
+@pytest.mark.parametrize("code", TOLD)
+@pytest.mark.parametrize("received_to", [0, POSITION_UNKNOWN])
+def test_an_end_before_a_hello_that_names_no_position_decides_no_fate(code: EndCode, received_to: int) -> None:
+    """Regression: a peer that shut down refused a socket before its Hello. What it had stored came back as unsent."""
+    pair = half_arrived()
+    generation = pair.left.socket()
+    pair.left.received(generation, end_bytes(End(code, received_to=received_to)))
+    assert fates(ended(pair.left)) == ["unknown", "unknown", "unsent"]
+
+
+def test_an_end_after_a_hello_may_say_that_nothing_was_received() -> None:
+    pair = Pair().connect()
+    pair.left.send(b"a")
+    packet_of(pair.left)
+    pair.cut()
+    pair.quiet()
+    generation = pair.left.socket()
+    pair.left.received(generation, hello_bytes(hello(generation)) + end_bytes(End(EndCode.GOING)))
+    _, event = pair.left.take_events()
+    assert isinstance(event, Ended)
+    assert fates(event) == ["unsent"]
 
 
 @pytest.mark.parametrize("received_to", [3, 1 << 50])

@@ -11,7 +11,17 @@ from tests.unit.channel.memory_sockets import MemorySocket, Network, open_pair, 
 from avow.channel.connector import open_channel
 from avow.channel.endpoint import Channel
 from avow.channel.protocol.events import Bounds
-from avow.channel.protocol.frames import Buffer, Commit, Data, End, EndCode, Hello, hello_bytes, read_packet
+from avow.channel.protocol.frames import (
+    POSITION_UNKNOWN,
+    Buffer,
+    Commit,
+    Data,
+    End,
+    EndCode,
+    Hello,
+    hello_bytes,
+    read_packet,
+)
 from avow.channel.registry import Registry
 from avow.channel.transports.socket import Socket
 from avow.errors import ChannelFailed, Forbidden
@@ -372,6 +382,50 @@ def test_closing_a_registry_ends_every_channel() -> None:
         late = come(pair.network.registry)
         await turns()
         assert code_of(silent) is code_of(late) is EndCode.GOING
+
+    run(scenario)
+
+
+def test_a_socket_refused_before_its_hello_leaves_what_was_sent_unknown() -> None:
+    """Regression: a peer in a rolling restart refused the socket, and what it had stored came back as unsent."""
+
+    async def scenario() -> None:
+        registry = new_registry()
+        pair = await open_pair(registry=registry)
+        pair.near.send(b"stored")
+        await turns()
+        pair.socket.lose()
+        registry.close()
+        failed = await pair.near.wait_ended()
+        assert failed is not None
+        assert (failed.reason, [one.fate for one in failed.pending]) == ("GOING", ["unknown"])
+
+    run(scenario)
+
+
+def test_an_end_for_a_channel_that_is_not_known_here_names_no_position() -> None:
+    """Clients of an older release believe every position that is possible."""
+
+    async def scenario() -> None:
+        registry = new_registry(channels_max=1)
+        stranger, silent = come(registry), come(registry)
+        await stranger.say(hello(fresh=False))
+        late = come(registry)
+        await late.say(b"garbage")
+        patient = come(registry)
+        registry.close()
+        await turns()
+        last = come(registry)
+        await turns()
+        ends = [one.heard[-1] for one in (stranger, silent, late, patient, last)]
+        assert [one.code for one in ends] == [
+            EndCode.UNKNOWN_CHANNEL,
+            EndCode.REFUSED,
+            EndCode.PROTOCOL,
+            EndCode.GOING,
+            EndCode.GOING,
+        ]
+        assert {one.received_to for one in ends} == {POSITION_UNKNOWN}
 
     run(scenario)
 

@@ -51,7 +51,7 @@ export function Core({ channel, token, initiator = true, bounds = {}, window_s =
 		fail("INVALID_REQUEST", "bounds are too low")
 	let link = "down", generation = 0, fresh = initiator, suspended = false, hello_due, farewell
 	let count_max = CAP_COUNT_MIN, bytes_max = CAP_BYTES_MIN
-	// No frames are queued: these numbers determine what a socket must still carry.
+	// What a socket must still carry follows from these numbers.
 	let released_to = 0, delivered_to = 0, given_to = 0, ever_given_to = 0, sent_to = 0, size = 0
 	let commits = last_commit, acked = commits, commits_given_to = commits, commits_ever_given_to = commits
 	let received_to = 0, commits_received_to = 0, acknowledged = 0, ack_due, came = 0, covered_to = 0, covered = 0
@@ -171,7 +171,7 @@ export function Core({ channel, token, initiator = true, bounds = {}, window_s =
 				const [name, text] = sizes.map((size) => new TextDecoder().decode(slice(size)))
 				if (code === "FENCED") return (link = "down")
 				if (id <= commits_given_to) hear_ack(id)
-				if (code !== "UNKNOWN_CHANNEL" && to >= released_to && to <= ever_given_to) ever_given_to = delivered_to = max(delivered_to, to)
+				if (code !== "UNKNOWN_CHANNEL" && (to || link === "up") && to >= released_to && to <= ever_given_to) ever_given_to = delivered_to = max(delivered_to, to)
 				end(code, text, name, true)
 			}
 		}

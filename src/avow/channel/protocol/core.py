@@ -387,14 +387,20 @@ class Core:
     # ------------------------------------------------------------------ the end
 
     def _handle_end(self, end: End) -> None:
-        """The positions in the other end's End count if they are possible. FENCED concerns this socket only."""
+        """The positions in the other end's End count if they are possible. FENCED concerns this socket only.
+
+        Before its Hello an End may come from a process that does not know the channel: one that shuts down or is full,
+        or another one behind the same address. Such an End has POSITION_UNKNOWN, or 0 if that process runs an older
+        release. It must not decide fates: what is reported as unsent is sent again without asking whether it arrived.
+        """
         if end.code == EndCode.FENCED:
             self.lost(self.generation)
             return
         out = self.out
         if out.acked <= end.acked <= out.commits_given_to:
             self._handle_ack(end.acked)
-        if end.code != EndCode.UNKNOWN_CHANNEL and out.released_to <= end.received_to <= out.ever_given_to:
+        known = end.code != EndCode.UNKNOWN_CHANNEL and (self.link is Link.UP or end.received_to > 0)
+        if known and out.released_to <= end.received_to <= out.ever_given_to:
             out.received_to = max(out.received_to, end.received_to)
             out.final = True
         self._finish(end, remote=True)

@@ -30,6 +30,7 @@ ACK: Final = 4
 END: Final = 5
 VERSION: Final = 1
 NUMBER_MAX: Final = (1 << 53) - 1  # the largest integer that JavaScript represents exactly
+POSITION_UNKNOWN: Final = NUMBER_MAX  # `received_to` of an End whose sender does not know the channel
 CAP_MAX: Final = (1 << 32) - 1
 
 _FRESH: Final = 1
