@@ -115,6 +115,7 @@ class Peer:
             roles=SHIPPED,
         )
         self._image = StoreImage(0, {}, [])
+        self._damage_logged = len(self.store.damage)  # what was found at the start was logged
         self.links = links
         self._learn_peers()
         self._tick()
@@ -276,10 +277,18 @@ class Peer:
         self.store.rest_if_idle(time.monotonic())
         node.disk_full(full=self.store.full or bool(self._unwritten))
         node.tick(time.monotonic(), self.now_ms())
+        self._log_damage()
         self._learn_peers()
         self._learn_level()
         if node.housekeeping.refused:
             self._fail(node.housekeeping.refused)
+
+    def _log_damage(self) -> None:
+        """What was found when entries were read."""
+        found = self.store.damage
+        while self._damage_logged < len(found):
+            log.warning("%s", found[self._damage_logged])
+            self._damage_logged += 1
 
     def _learn_peers(self) -> None:
         """Copies what the metadata lane says about peers to the registry, and adjusts the links."""

@@ -139,6 +139,7 @@ _IDLE_S: Final = 0.05  # after this long without writes, the mark is synced and 
 _MARK_GROUPS: Final = 256  # under load, the mark is synced after this many groups
 _FULL_S: Final = 0.25  # on a full disk: how often to check for free space
 _SYNC_WEIGHT: Final = 0.1  # weight of the newest sync in the moving average of sync times
+_DAMAGE_LISTED_MAX: Final = 10_000
 _EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
 
 CallSoon: TypeAlias = Callable[[Callable[[], None]], object]
@@ -194,7 +195,8 @@ class FileStore:
         self._epoch = 0
         self._wal: Wal | None = None
         self._mark: SyncMark | None = None
-        self.damage: list[StorageDamaged] = []
+        self.damage: list[StorageDamaged] = []  # found at the start and since; each place once
+        self._damaged_places: set[tuple[str, int]] = set()
 
     # -------------------------------------------------------------- opening
 
@@ -211,11 +213,14 @@ class FileStore:
                 "the disk has no space for what a start writes; nothing was lost. Free disk space and start again"
             ) from error
         checkpoint = found.checkpoint
+        for lane in found.lanes.values():
+            lane.files.report = self._note_damage
         self._lanes = {number: Lane(number, self._files, lane) for number, lane in found.lanes.items()}
         self._metas = dict(checkpoint.lanes)
         self._lsn, self._incarnation, self._lost_below = checkpoint.lsn, checkpoint.incarnation, checkpoint.lost_below
         self._mark = found.mark
-        self.damage += found.image.damage
+        for flaw in found.image.damage:
+            self._note_damage(flaw)
         self._epoch = checkpoint.opening << 32 | self._nonce()
         self._wal = wal = Wal(
             self._files,
@@ -324,10 +329,16 @@ class FileStore:
             number,
             segment_size_bytes=self._sizes.lane_segment_bytes,
             index_interval_bytes=self._sizes.index_interval_bytes,
-            report=self.damage.append,
+            report=self._note_damage,
         )
         lane = self._lanes[number] = Lane(number, self._files, RecoveredLane(LaneState(), files, 0))
         return lane
+
+    def _note_damage(self, flaw: StorageDamaged) -> None:
+        place = flaw.file, flaw.position
+        if place not in self._damaged_places and len(self._damaged_places) < _DAMAGE_LISTED_MAX:
+            self._damaged_places.add(place)
+            self.damage.append(flaw)
 
     # -------------------------------------------------------------- syncing
 

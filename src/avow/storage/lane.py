@@ -230,7 +230,8 @@ class Lane:
         upto = min(self._file_to, after + max_entries)
         try:
             found.extend(self.files.entries(after=after, upto=upto, max_bytes=max_bytes))
-        except StorageDamaged:
+        except StorageDamaged as flaw:
+            self.files.report(flaw)
             if not found:
                 raise
         return found

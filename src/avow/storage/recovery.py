@@ -254,10 +254,11 @@ class _Rebuild:
     def lane(self) -> RecoveredLane:
         plan = self._plan
         self._lane.set_aside_foreign()
+        if self.lost:  # files after the last one that the plan knows may be all that is left of lost operations
+            self._lane.set_aside_after(max(plan.tail[0], plan.state.end))
         if plan.touched:
             self._follow()
         elif self.lost:
-            self._lane.set_aside_after(plan.tail[0])
             self._lane.end_at((plan.tail[0], NEW_FILE))
         else:
             self._lane.end_at(plan.tail)

@@ -145,7 +145,7 @@ class LaneFiles:
         report: Callable[[StorageDamaged], None],
     ) -> None:
         self._files, self.folder = files, f"lanes/{lane}"
-        self._segment_size_bytes, self._interval_bytes, self._report = segment_size_bytes, index_interval_bytes, report
+        self._segment_size_bytes, self._interval_bytes, self.report = segment_size_bytes, index_interval_bytes, report
         self.segments: list[Segment] = []
         self._handle: int | None = None  # of the last file
         self._new_file = False
@@ -477,7 +477,7 @@ class LaneFiles:
             index = Index.from_bytes(data, interval_bytes=self._interval_bytes, file=path)
             return index if index.size_bytes == segment.size else None
         except StorageDamaged as flaw:
-            self._report(flaw)
+            self.report(flaw)
             return None
 
     def _walked_index(self, segment: Segment) -> Index:

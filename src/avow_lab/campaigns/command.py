@@ -73,6 +73,9 @@ def prove_command(
     spark: Annotated[
         bool, typer.Option("--spark", help="Test Spark: kill its driver and executors at every step of a batch.")
     ] = False,
+    damage: Annotated[
+        bool, typer.Option("--damage", help="Lose every kind of file, in every way, on a peer while another is away.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run real peers under load, inject faults, heal them, and check the whole history of every client.
@@ -81,6 +84,9 @@ def prove_command(
     checks that nothing acknowledged is lost, doubled or moved, that every message was sent, expected cursors, real
     time, monotonic reads, whole transactions, and that all peers agree. Exit codes: 0 all promises held, 1 a promise
     was broken, 2 the campaign could not run.
+
+    With --damage one peer is stopped, the others go on and are killed, and one of these loses a file: deleted,
+    shortened, zeroed, swapped, an old copy, or changed. It starts first with the peer that was away; the others follow.
 
     With --pledges a service and its coordinator are killed at every step of prepare, work, commit, submit and branch.
     Then each pledge must be delivered if and only if it was committed, each branch once.
@@ -108,13 +114,14 @@ def prove_command(
         as_json=as_json,
     )
     chosen = {"spark": spark, "chain": chain, "pledges": pledges}
-    run(_scenario(next((name for name, given in chosen.items() if given), "peers")), flags)
+    name = next((name for name, given in chosen.items() if given), "peers")
+    run(_scenario(name, "DAMAGE" if damage and name == "peers" else "SCENARIO"), flags)
 
 
-def _scenario(name: str) -> Scenario[Any, Any]:
+def _scenario(name: str, which: str) -> Scenario[Any, Any]:
     """Imported when it is chosen, because two of them need Spark."""
     try:
-        scenario: Scenario[Any, Any] = import_module(f"avow_lab.campaigns.{name}.command").SCENARIO
+        scenario: Scenario[Any, Any] = getattr(import_module(f"avow_lab.campaigns.{name}.command"), which)
     except (ImportError, NotInstalled) as missing:
         if name not in NEED_SPARK:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,13 +139,11 @@ def test_a_flipped_bit_in_any_byte_is_reported_and_costs_at_most_the_end_of_one_
 
 
 def read_everything(store: FileStore) -> None:
-    """Every position by itself, so that indexes are used; damage met on the way is noted as a peer would note it."""
+    """Every position by itself, so that indexes are used."""
     for lane, end in ((1, 8), (2, 4)):
         for position in range(end):
-            try:
+            with contextlib.suppress(StorageDamaged):
                 store.read(lane, after=position, max_entries=1, max_bytes=1)
-            except StorageDamaged as flaw:
-                store.damage.append(flaw)
 
 
 def test_a_damaged_log_record_is_restored_from_the_lane_file_and_vice_versa() -> None:
@@ -318,6 +317,22 @@ def test_a_read_stops_before_a_damaged_entry_and_the_next_one_names_it(
     assert [each.position for each in bench.store.read(1, after=2, max_entries=9, max_bytes=999)] == [3, 4]
     with pytest.raises(StorageDamaged):
         bench.store.read(1, after=4, max_entries=9, max_bytes=999)
+
+
+def test_damage_found_by_a_read_is_counted_once_with_its_place() -> None:
+    bench = RecordedBench()
+    bench.store.load()
+    bench.store.write([appended(1, 1, 10), SaveSnapshot(1, snapshot(8), reset=False)], ignore)
+    bench.store.close()
+    damage_entry(bench, 5)
+    assert bench.store.damage == [], "entries below a snapshot are read when somebody asks for them"
+    for _ in range(3):
+        assert bench.store.read(1, after=2, max_entries=9, max_bytes=999), "up to the damage"
+        with pytest.raises(StorageDamaged):
+            bench.store.read(1, after=4, max_entries=9, max_bytes=999)
+    (flaw,) = bench.store.damage
+    assert flaw.file.startswith("lanes/1/")
+    assert bench.store.statistics().damage_found == 1
 
 
 def damage_entry(bench: MemoryBench | RecordedBench, position: int) -> None:

@@ -178,6 +178,36 @@ def test_an_unreadable_entry_of_the_lane_itself_is_copied_from_another_peer() ->
     assert twin.read_entry(3) == donor.read_entry(3)
 
 
+def test_a_damaged_stretch_is_copied_as_a_whole() -> None:
+    donor, _ = coordinator()
+    twin, store = coordinator()
+    for position in (3, 4, 5):
+        store.damage(LANE, position)
+    with pytest.raises(StorageDamaged):
+        twin.read_entry(3)
+    twin.core.heard[2] = NOW + 5
+    twin.tick(NOW + 5)
+    perform(twin, store)
+    twin.receive(2, LaneFetched(LANE, 1, donor.entries(1, 9)), NOW + 5)
+    perform(twin, store)
+    assert twin.whole
+    assert [twin.read_entry(position) for position in (3, 4, 5)] == list(donor.entries(2, 3))
+
+
+def test_entries_that_storage_lacks_at_the_start_are_copied() -> None:
+    found = Backfill(
+        lane=LANE,
+        image=None,
+        read=lambda _a, _n: [],
+        main=lambda after, _n: [entry(after + 1)],
+        snapshot_at=10,
+        needed_from=1,
+        missing_upto=4,
+    )
+    assert (found.busy, found.main_base, found.wanted(1)) == (True, 4, 0)
+    assert found.is_whole(5)
+
+
 def test_no_uncommitted_entry_is_served() -> None:
     donor, store = coordinator()
     donor.write(99, write(99), NOW)

@@ -88,12 +88,26 @@ class LaneHistory:
                 return tuple(backfill.read(after, min(max_entries, backfill.durable_end - after)))
         except StorageDamaged:
             if after >= backfill.main_base:
-                backfill.lost(after + 1)
+                backfill.lost(self._unreadable_upto(after + 1))
             else:
                 backfill.history_damaged(self._needed_from())
                 self._keep()
             raise
         raise Offline(f"this peer is still copying entry {after + 1} of lane {self._core.lane}; read from another peer")
+
+    def _unreadable_upto(self, position: int) -> int:
+        """A position at or after this unreadable one, after which an entry can be read. Damage is rarely one entry, so
+        the steps grow; what is readable in between is copied too."""
+        assert self._main is not None
+        step, base = 1, self._core.log.base
+        while position < base:
+            try:
+                self._main(position, 1)
+            except StorageDamaged:
+                position, step = min(position + step, base), 2 * step
+            else:
+                break
+        return position
 
     @property
     def whole(self) -> bool:

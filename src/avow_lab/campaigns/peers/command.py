@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Final
 
+import msgspec
 from rich.console import Console
 
 from avow_lab.campaigns.harness.reporting import (
@@ -20,7 +22,9 @@ from avow_lab.campaigns.harness.reporting import (
 )
 from avow_lab.campaigns.peers.campaign import Options, PeerCampaign
 from avow_lab.campaigns.peers.faults import KINDS
+from avow_lab.campaigns.peers.file_loss import EVERY
 from avow_lab.campaigns.peers.history import Outcome
+from avow_lab.campaigns.peers.scripts import every_file
 from avow_lab.campaigns.peers.verdict import Verdict
 
 MINUTES: Final = 5.0
@@ -86,4 +90,14 @@ def _remarks(verdict: Verdict) -> list[str]:
     return lines
 
 
+def damage_options_of(flags: Flags) -> Options:
+    """As long as it takes."""
+    return msgspec.structs.replace(options_of(flags), seconds=(flags.minutes or 0.0) * 60, faults=("damage",))
+
+
+def damage_headline(options: Options) -> str:
+    return f"{options.peers} peers, {len(EVERY)} ways to lose a file while others are away"
+
+
 SCENARIO: Final = Scenario(options_of, headline, PeerCampaign, print_verdict)
+DAMAGE: Final = Scenario(damage_options_of, damage_headline, partial(PeerCampaign, script=every_file), print_verdict)

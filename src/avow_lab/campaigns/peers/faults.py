@@ -6,7 +6,9 @@
     partition    one peer alone; one direction only; or a bridge: two peers that do not reach each other
     slow         bytes to and from one peer are delayed
     filled       one peer's disk is full
-    damage       bytes of lane files or of the log change on the disk of one peer that is down
+    damage       bytes of lane files or of the log change on the disk of one peer that is down; or a minority is away,
+                 writes go on, the others are killed, one of them loses a file, and it starts first with those that
+                 were away
     add, remove  a peer joins or leaves
 
 At most a minority is affected at a time: a fault is undone, and the cluster whole again, before the next one. Kinds are
@@ -16,15 +18,15 @@ drawn from a shuffled deck, so that even a short campaign has each of them.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
+import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from avow.errors import Offline
+from avow_lab.campaigns.peers import file_loss
 from avow_lab.campaigns.peers.network import Pair
 from avow_lab.campaigns.peers.testbed import Testbed
 
@@ -37,11 +39,11 @@ _DECK: Final = {
     "partition": ("partition minority", "partition one-way", "partition bridge"),
     "slow": ("slow",),
     "filled": ("filled",),
-    "damage": ("damage lanes", "damage log"),
+    "damage": ("damage lanes", "damage log", "damage file", "damage file"),
     "add": ("add",),
     "remove": ("remove",),
 }
-_DAMAGE_BYTES: Final = 24
+_UNFIT: Final = ("UNFIT_TO_VOTE", "may not vote", "must not vote", "STORAGE_DAMAGED")
 
 
 class Fault(Struct):
@@ -73,6 +75,7 @@ class Faults:
         self._random = random.Random(seed)
         self._deck: list[str] = []
         self._peers_wanted = len(testbed.members)
+        self._losses = file_loss.in_turn(self._random)
         self.performed: list[Fault] = []
         self.current = ""
         self.stuck = ""
@@ -226,7 +229,9 @@ class Faults:
         number = self._any()
         await asyncio.to_thread(self.testbed.cluster.kill, number)
         folder = self.testbed.cluster.data(number)
-        hurt = flip_bytes(sorted(folder.glob(pattern)), self._random, share=share)
+        files = [path for path in sorted(folder.glob(pattern)) if file_loss.used_bytes(path)]
+        chosen = self._random.sample(files, min(len(files), 2))
+        hurt = sum(file_loss.flip(path, self._random, share=share) for path in chosen)
         fault.what = f"{hurt} bytes of {name} of peer {number} changed"
         try:
             await asyncio.to_thread(self.testbed.cluster.restart, number)
@@ -236,10 +241,53 @@ class Faults:
             await self._see_repaired(fault, number)
         return True
 
+    async def _damage_file(self, fault: Fault) -> bool:
+        """One file of one peer is lost while a minority does not know what the others acknowledged. Started together,
+        the peers that were away and the one that lost a file are as many as a quorum, and must not act as one."""
+        order = self._random.sample(sorted(self.testbed.members), len(self.testbed.members))
+        away, victim, rest = order[: (len(order) - 1) // 2], order[-1], order[(len(order) - 1) // 2 : -1]
+        testbed, cluster = self.testbed, self.testbed.cluster
+        earlier = testbed.folder / "earlier"
+        for number in away:
+            await asyncio.to_thread(cluster.stop, number)
+        await asyncio.to_thread(file_loss.copy_folder, cluster.data(victim), earlier)
+        await asyncio.sleep(self._random.uniform(0.3, 1.5))
+        for number in (*rest, victim):
+            await asyncio.to_thread(cluster.kill, number)
+        done = ""
+        while not done:
+            kind, loss = next(self._losses)
+            done = await asyncio.to_thread(file_loss.lose, cluster.data(victim), earlier, kind, loss, self._random)
+        await asyncio.to_thread(shutil.rmtree, earlier)
+        fault.what = f"{done} on peer {victim} while peers {', '.join(map(str, away))} were away"
+        for number in away:
+            await asyncio.to_thread(cluster.restart, number, ready=False)
+        refusal = await asyncio.to_thread(self._start_damaged, victim)
+        await asyncio.sleep(self._random.uniform(0.5, 1.5))
+        for number in rest:
+            await asyncio.to_thread(cluster.restart, number, ready=False)
+        if refusal is not None:
+            missing = await asyncio.to_thread(testbed.wait_whole, but=victim)
+            if missing:
+                self.stuck = f"after {fault.what}: {missing}"
+                return True
+            await self._replace(fault, victim, refusal)
+        await self._see_repaired(fault, victim)
+        return True
+
+    def _start_damaged(self, number: int) -> Offline | None:
+        """How the peer refused to start; None: it runs."""
+        try:
+            self.testbed.cluster.restart(number, ready=False)
+        except Offline as error:
+            return error
+        return None
+
     async def _see_repaired(self, fault: Fault, number: int) -> None:
         """No second copy is damaged while the first is not repaired, since two damaged copies may be a majority."""
         missing = await asyncio.to_thread(self.testbed.wait_whole)
-        missing = missing or await asyncio.to_thread(self.testbed.unreadable, number)
+        if not missing and number in self.testbed.members:
+            missing = await asyncio.to_thread(self.testbed.unreadable, number)
         if missing:
             fault.note = f"not repaired: {missing}; nothing else was damaged after that"
             self._kinds = tuple(kind for kind in self._kinds if kind != "damage")
@@ -247,7 +295,7 @@ class Faults:
 
     async def _replace(self, fault: Fault, number: int, error: Offline) -> None:
         """A peer whose promises may be lost refuses to start; a new one replaces it."""
-        if "UNFIT_TO_VOTE" not in str(error) and "may not vote" not in str(error) and "must not vote" not in str(error):
+        if not any(words in str(error) for words in _UNFIT):
             raise error
         await asyncio.to_thread(self.testbed.remove, number)
         heir = await asyncio.to_thread(self.testbed.add)
@@ -290,29 +338,3 @@ class Faults:
 def both(pairs: Iterable[Pair]) -> list[Pair]:
     """Both directions of each pair."""
     return [pair for a, b in pairs for pair in ((a, b), (b, a))]
-
-
-def flip_bytes(files: Sequence[Path], rng: random.Random, *, share: float = 1.0) -> int:
-    """Flip bits in up to two files, in the first `share` of the used part of each. Returns how many bytes changed."""
-    changed = 0
-    used = {path: int(_used_bytes(path) * share) for path in files}
-    candidates = [path for path in files if used[path]]
-    for path in rng.sample(candidates, min(len(candidates), 2)):
-        with path.open("r+b", buffering=0) as file:
-            for _ in range(_DAMAGE_BYTES):
-                at = rng.randrange(used[path])
-                before = os.pread(file.fileno(), 1, at)
-                os.pwrite(file.fileno(), bytes([before[0] ^ 1 << rng.randrange(8)]), at)
-                changed += 1
-    return changed
-
-
-def _used_bytes(path: Path) -> int:
-    """Up to the last byte that is not zero: log segments are preallocated with zeros."""
-    step = 1 << 20
-    with path.open("rb", buffering=0) as file:
-        for start in range((path.stat().st_size - 1) // step * step, -1, -step):
-            piece = os.pread(file.fileno(), step, start).rstrip(b"\0")
-            if piece:
-                return start + len(piece)
-    return 0

@@ -5,6 +5,7 @@
     rolling restart      nothing is lost, and no write is refused that a client's retry does not cover
     emptied folder       a peer that lost its folder cannot vote under its old number
     joined and left      a fourth and a fifth peer join, two leave, under load
+    lost file            a peer loses a file while another is away: nothing acknowledged is lost
 
 Each returns the campaign's verdict. `complaints` checks what the script must satisfy besides.
 """
@@ -17,6 +18,7 @@ from typing import Final
 from avow_lab.campaigns.harness.campaign import prove
 from avow_lab.campaigns.peers.campaign import Options, PeerCampaign, Script
 from avow_lab.campaigns.peers.faults import Faults
+from avow_lab.campaigns.peers.file_loss import EVERY
 from avow_lab.campaigns.peers.verdict import Verdict
 
 RESUME_S_MAX: Final = 2.0
@@ -44,6 +46,15 @@ async def _joined_and_left(faults: Faults) -> None:
     await _perform(faults, "add", "add", "remove", "remove")
 
 
+async def _lost_file(faults: Faults) -> None:
+    await _perform(faults, "damage file")
+
+
+async def every_file(faults: Faults) -> None:
+    """Every kind of file with every kind of loss, once."""
+    await _perform(faults, *["damage file"] * len(EVERY))
+
+
 async def _perform(faults: Faults, *kinds: str) -> None:
     for kind in kinds:
         if not faults.stuck:
@@ -56,6 +67,7 @@ _SCRIPTS: Final[dict[str, tuple[Script, str]]] = {
     "rolling restart": (_rolling_restart, ""),
     "emptied folder": (_emptied_folder, ""),
     "joined and left": (_joined_and_left, ""),
+    "lost file": (_lost_file, ""),
 }
 SCRIPTS: Final = tuple(_SCRIPTS)
 

@@ -246,9 +246,9 @@ class Testbed:
         with self.api(self.ready_member()) as api:
             return int(api.queue(queue)["lanes"][index]["coordinator"] or 0)
 
-    def whole(self) -> str:
-        """What is missing until every member runs, is ready, and holds everything; empty: nothing."""
-        for number in sorted(self.members):
+    def whole(self, *, but: int = 0) -> str:
+        """What is missing until every member but this one runs, is ready, and holds everything; empty: nothing."""
+        for number in sorted(self.members - {but}):
             if not self.cluster.process(number).alive:
                 return f"peer {number} does not run"
             if not self.cluster.ready(number):
@@ -266,13 +266,13 @@ class Testbed:
                 return f"peer {number} is behind in lanes {behind[:6]}"
         return ""
 
-    def wait_whole(self, timeout_s: float = RECOVERY_S) -> str:
+    def wait_whole(self, timeout_s: float = RECOVERY_S, *, but: int = 0) -> str:
         """Waits for it. What is missing then, as `whole` says it."""
         deadline = time.monotonic() + timeout_s
         missing = "not checked"
         while time.monotonic() < deadline:
             try:
-                missing = self.whole()
+                missing = self.whole(but=but)
             except Offline as error:
                 missing = str(error)
             if not missing:

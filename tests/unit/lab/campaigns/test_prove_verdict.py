@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from avow_lab.campaigns.peers.faults import Fault, both, flip_bytes
+from avow_lab.campaigns.peers.faults import Fault, both
+from avow_lab.campaigns.peers.file_loss import flip
 from avow_lab.campaigns.peers.findings import KEPT_MAX, Anomaly, Findings
 from avow_lab.campaigns.peers.history import Kind, Op, Outcome
 from avow_lab.campaigns.peers.timeline import Band, draw, draw_html, timeline_of
@@ -153,8 +154,7 @@ def test_damage_changes_used_bytes_and_keeps_the_length(tmp_path: Path) -> None:
     before = b"\x07" * 5000 + bytes(3 << 20)
     file = tmp_path / "a.log"
     file.write_bytes(before)
-    (tmp_path / "empty.log").write_bytes(b"")
-    assert flip_bytes(sorted(tmp_path.iterdir()), random.Random(1)) == 24
+    assert flip(file, random.Random(1), share=1.0) == 24
     after = file.read_bytes()
     assert len(after) == len(before)
     assert after[:5000] != before[:5000]
@@ -163,7 +163,7 @@ def test_damage_changes_used_bytes_and_keeps_the_length(tmp_path: Path) -> None:
 
 def test_damage_finds_nothing_in_files_of_zeros(tmp_path: Path) -> None:
     (tmp_path / "zeros").write_bytes(bytes(100))
-    assert flip_bytes([tmp_path / "zeros"], random.Random(1)) == 0
+    assert flip(tmp_path / "zeros", random.Random(1), share=1.0) == 0
 
 
 def test_both_directions_of_a_pair() -> None:
