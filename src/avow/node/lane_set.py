@@ -66,7 +66,7 @@ class LaneSet:
         node = self._node
         found = self.images.take(METADATA_LANE)
         found = found or LaneImage()
-        if founders and _is_new(found):
+        if founders and is_new(found):
             snapshot = founding_snapshot(founders, level=level)
             found = LaneImage(found.promised, found.stamped, snapshot, [])
             node.mux.saves.append(SaveSnapshot(METADATA_LANE, snapshot, reset=True))
@@ -92,7 +92,7 @@ class LaneSet:
         if _was_dropped(self.images.get(number)):
             return
         image = self.images.take(number) or LaneImage()
-        begins = node.me in queue.founders and _is_new(image)
+        begins = node.me in queue.founders and is_new(image)
         if begins:
             snapshot = node.roles.founding_lane(queue.founders)
             image = LaneImage(image.promised, image.stamped, snapshot, [])
@@ -187,7 +187,7 @@ class LaneSet:
         return self._node.disk.read(lane, after=after, max_entries=max_entries, max_bytes=_READ_SIZE_BYTES)
 
 
-def _is_new(image: LaneImage) -> bool:
+def is_new(image: LaneImage) -> bool:
     """Nothing of the lane was ever here. A lane that was here and is lost must not begin again as its founders did."""
     lost = image.damaged_from > 0 or image.stamped == REPAIRING
     return image.snapshot is None and not image.entries and not lost

@@ -24,6 +24,8 @@ from uuid import UUID
 
 from avow.errors import DiskFull, FolderUnusable
 from avow.node.answers import Answer, Stored
+from avow.node.founding import Founding
+from avow.node.metadata_lane import METADATA_LANE
 from avow.node.node import Node
 from avow.node.records import NodeEffects
 from avow.node.roles import SHIPPED
@@ -36,8 +38,8 @@ from avow.server.settings import Settings
 from avow.storage.data_folder import Folder
 from avow.storage.file_store import FileStore
 from avow.wire.frames import Hello
-from avow.wire.messages import Message, describe
-from avow.wire.versions import FIRST, NEWEST, common
+from avow.wire.messages import Message, Welcome, describe
+from avow.wire.versions import FIRST, NEWEST, WELCOME, common
 
 log: Final = logging.getLogger("avow.server")
 
@@ -90,7 +92,9 @@ class Peer:
         self._refused_for: set[int] = set()  # lanes
         self._refused_count = 0  # frames that the node did not admit
         self.newest: dict[int, int] = {}  # and the newest version of the protocol that they can read
+        self._to_welcome: set[int] = set()  # peers whose Hello was accepted
         self.node: Node
+        self.founding: Founding
 
     # ------------------------------------------------------------------ start and stop
 
@@ -114,8 +118,17 @@ class Peer:
             now=self.now(),
             roles=SHIPPED,
         )
-        self._image = StoreImage(0, {}, [])
         self._damage_logged = len(self.store.damage)  # what was found at the start was logged
+        self.founding = Founding(me=self.number, founders=self.registry.founders, image=self._image)
+        self._is_founding = bool(self.founding.waiting_for)
+        if self._is_founding:
+            log.warning(
+                "this folder is new: this peer takes no part before founders %s were there. If the cluster was founded "
+                "earlier, the folder was emptied or its volume is not mounted: stop this peer, and bring the folder "
+                "back",
+                self.founding.waiting_for,
+            )
+        self._image = StoreImage(0, {}, [])
         self.links = links
         self._learn_peers()
         self._tick()
@@ -175,12 +188,18 @@ class Peer:
         self.registry.meet(hello.peer, hello.identity)
         self.runs[hello.peer], self.newest[hello.peer] = hello.incarnation, hello.newest
         self.node.versions[hello.peer] = version
+        self._to_welcome.add(hello.peer)
 
     def received(self, source: int, route: int, message: Message) -> None:
         _supervised(self._receive, source, route, message)
         self.wake()
 
     def _receive(self, source: int, route: int, message: Message) -> None:
+        if self._is_founding:
+            self.founding.heard(source, message)
+            return  # what is dropped here is repeated
+        if type(message) is Welcome:
+            return
         objection = self.node.receive(source, route, message, time.monotonic())
         if not objection:
             return
@@ -219,6 +238,12 @@ class Peer:
         node, links = self.node, self.links
         assert links is not None
         effects = node.drain()
+        if self._is_founding:
+            if node.answers:
+                self._answer()
+            if effects is not None and effects.persist:
+                self._unwritten.append(effects)  # a founder that waits keeps an empty disk
+            return
         if effects is not None:
             for peer, route, message in effects.sends:
                 links.send(peer, route, message)
@@ -270,6 +295,12 @@ class Peer:
 
     def _run_timers(self) -> None:
         node = self.node
+        self._send_welcomes()
+        if self._is_founding:
+            if self.founding.waiting_for:
+                return
+            self._is_founding = False
+            log.info("all founders were there: this peer takes part")
         while self._unwritten and self._write(self._unwritten[0]):
             self._unwritten.popleft()
             if not self._unwritten:
@@ -282,6 +313,14 @@ class Peer:
         self._learn_level()
         if node.housekeeping.refused:
             self._fail(node.housekeeping.refused)
+
+    def _send_welcomes(self) -> None:
+        assert self.links is not None
+        for peer in self._to_welcome.intersection(self.links.connected):
+            self._to_welcome.discard(peer)
+            if self.node.versions.get(peer, FIRST) >= WELCOME:
+                self.links.send(peer, METADATA_LANE, Welcome())
+                self.links.flush()
 
     def _log_damage(self) -> None:
         """What was found when entries were read."""

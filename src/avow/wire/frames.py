@@ -121,6 +121,7 @@ _LAYOUTS: Final[tuple[tuple[int, type[Struct], str, str], ...]] = (
     (26, m.Refill, "qqq", "entries"),
     (27, m.Refilled, "qqq", ""),
     (28, m.LaneHeartbeat, "", "lanes"),
+    (29, m.Welcome, "", ""),
     (255, Hello, "16s16sIQBB", ""),
 )
 

@@ -292,6 +292,10 @@ class LaneHeartbeat(Struct, frozen=True, gc=False):
     lanes: tuple[tuple[int, int, int], ...]
 
 
+class Welcome(Struct, frozen=True, gc=False):
+    """Sent once on each link: the sender accepted this peer's Hello. See `node.founding`."""
+
+
 Message: TypeAlias = (
     Probe
     | ProbeAnswer
@@ -321,6 +325,7 @@ Message: TypeAlias = (
     | Refill
     | Refilled
     | LaneHeartbeat
+    | Welcome
 )
 
 _BALLOTS: Final = frozenset({"ballot", "promised", "stamped", "origin"})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from avow.errors import Forbidden, InvalidRequest, NotCoordinator, Trimmed, UnknownQueue
+from avow.errors import Forbidden, InvalidRequest, NotCoordinator, Offline, Trimmed, UnknownQueue
 from avow.limits import INTERNAL_QUEUE_PREFIX, PIPELINES_QUEUE
 from avow.node.answers import LOST, Answer, Done, Stored
 from avow.queue.records import Queue
@@ -165,6 +165,11 @@ class Api:
 
     def check_current(self) -> None:
         """Raises Offline while this peer may not have applied the latest entries of the metadata lane."""
+        if missing := self.peer.founding.waiting_for:
+            raise Offline(
+                f"the folder of this peer is new, and founders {missing} were not there yet; nothing was done. If the "
+                "cluster was founded earlier, the folder was emptied or its volume is not mounted"
+            )
         self.node.metadata.check_current(self.peer.now())
 
     def target(self, queue: Queue, lane: int | None) -> Target:

@@ -69,6 +69,7 @@ def cluster(api: Api, request: HttpRequest, asked: schemas.NoParameters, content
     status = api.node.status()
     status["lanes"] = [lane for lane in status["lanes"] if token.may("read", lane["queue"])]
     status |= {"cluster": api.peer.cluster.hex, "version": VERSION, "storage": api.peer.statistics()["storage"]}
+    status["waiting_for_founders"] = api.peer.founding.waiting_for
     request.answer(200, msgspec.json.encode(status))
 
 

@@ -21,8 +21,10 @@ from avow.channel.endpoint import Channel
 from avow.channel.transports.socket import Socket, SocketUser
 from avow.errors import ChannelFailed
 from avow.node.answers import Answer, Stored
+from avow.node.founding import Founding
 from avow.node.node import Node
 from avow.node.roles import SHIPPED, NodeRoles
+from avow.replication.durable import StoreImage
 from avow.server.access import ANYBODY, Token, Tokens
 from avow.server.channels.channels import Channels
 from avow.server.channels.opening import opening_of
@@ -67,6 +69,7 @@ class BenchPeer:
     def __init__(self, bench: Bench, number: int) -> None:
         self.bench, self.number = bench, number
         self.on_turn: Callable[[], None] | None = None
+        self.founding = Founding(me=number, founders=(), image=StoreImage(0, {}, []))
 
     @property
     def node(self) -> Node:
