@@ -11,7 +11,8 @@ endpoint does to others is `... pledges stuck`. `spark` (reading) and `spark-wri
 a message when its row is readable, `spark-archive` reads ten million back from table and queue, `spark-plot` draws what
 they wrote with `--json FILE`. The last two run only when they are named. `ab --before COMMIT` compares the build of a
 commit with the working tree; `structure --before COMMIT` counts what their source trees are made of, and `walk --before
-COMMIT` the hops of one message through their files.
+COMMIT` the hops of one message through their files. `partitions` (as root) is the time from the end of a partition to
+an acknowledged write.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from benchmarks import (
     against,
     channel,
     decode,
+    partitions,
     pledges,
     pledges_stuck,
     simulator,
@@ -62,6 +64,7 @@ SPARKS: dict[str, Callable[[list[str]], dict[str, object]]] = {
 AB = "ab"
 AGAINST = "against"
 CHANNEL = "channel"
+PARTITIONS = "partitions"
 PLEDGES = "pledges"
 SIMULATOR = "simulator"
 STRUCTURE = "structure"
@@ -76,6 +79,8 @@ def main(names: list[str]) -> int:
         return structure.main(names[1:])
     if names[:1] == [WALK]:
         return walk.main(names[1:])
+    if names[:1] == [PARTITIONS]:
+        return partitions.main(names[1:])
     if names[:1] == [AGAINST]:
         return against.main(names[1:])
     if names[:1] == [CHANNEL] and len(names) > 1 and names[1] not in PARTS:
@@ -90,10 +95,8 @@ def main(names: list[str]) -> int:
         return 0 if SPARKS[names[0]](names[1:])["held"] else 1
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        print(
-            f"bench: there is no part {unknown[0]!r}; there are {', '.join([*PARTS, AGAINST, AB, STRUCTURE, WALK])}",
-            file=sys.stderr,
-        )
+        known = ", ".join([*PARTS, AGAINST, AB, PARTITIONS, STRUCTURE, WALK])
+        print(f"bench: there is no part {unknown[0]!r}; there are {known}", file=sys.stderr)
         return 2
     missed = measure_parts(names or list(PARTS))
     if not names:

@@ -13,7 +13,9 @@ program takes the same steps at the same times on every run.
 
 A connection delivers in order and without delay, one write at a time, at the next turn of the loop. An abort of one end
 resets the other. `loop.unreachable` are ports where nobody answers an attempt to connect, as behind a firewall that
-drops packets; a port without a server refuses it at once.
+drops packets; a port without a server refuses it at once. While `loop.cut`, no packet arrives anywhere, and data is
+repeated as by TCP: what was not acknowledged after 0.2 s, 0.4 s and so on, an attempt to connect after 1 s, 2 s and so
+on. Afterwards each connection works again at its next repetition, not before.
 
 Modules that read `time.monotonic` by name are given the loop's clock while the loop runs: on a real loop both are one.
 """
@@ -32,6 +34,8 @@ BEGIN_S: Final = 1_000.0
 _FIRST_PORT: Final = 40_000
 _LONGEST_S: Final = 30 * 24 * 3600.0
 _TURNS_MAX: Final = 200_000
+_REPEAT_S: Final = 0.2  # the first repetition of TCP
+_REPEAT_CONNECT_S: Final = 1.0
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
@@ -77,6 +81,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._next_port = _FIRST_PORT
         self._servers: dict[int, VirtualServer] = {}
         self.unreachable: set[int] = set()
+        self.cut = False
 
     def time(self) -> float:
         return self._clock_s
@@ -109,6 +114,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     async def create_server(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int = 0, **options: Any
     ) -> VirtualServer:
+        options.pop("backlog", None)
         assert not any(options.values()), f"not on a virtual network: {options}"
         if not port:
             port = self._next_port = self._next_port + 1
@@ -124,6 +130,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         await asyncio.sleep(0)  # as a real one, it is never there in the same turn
         if port in self.unreachable:
             await self.create_future()
+        pause_s = _REPEAT_CONNECT_S
+        while self.cut:
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
         server = self._servers.get(port)
         if server is None:
             raise ConnectionRefusedError(f"connection to {host}:{port} refused")
@@ -169,6 +179,7 @@ class VirtualTransport(asyncio.Transport):
         self._other: VirtualTransport | None = None
         self._protocol: asyncio.BaseProtocol | None = None
         self._lost = self._closing = False
+        self._unacknowledged: list[bytes] = []  # written while the network was cut
 
     def connect(self, other: VirtualTransport, protocol: asyncio.BaseProtocol) -> None:
         self._other, self._protocol = other, protocol
@@ -199,8 +210,23 @@ class VirtualTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         other = self._other
         assert other is not None
-        if not self._closing:
-            self._loop.call_soon(other._receive, bytes(data))
+        if self._closing:
+            return
+        if self._unacknowledged or self._loop.cut:
+            if not self._unacknowledged:
+                self._loop.call_later(_REPEAT_S, self._repeat, _REPEAT_S)
+            self._unacknowledged.append(bytes(data))
+            return
+        self._loop.call_soon(other._receive, bytes(data))
+
+    def _repeat(self, after_s: float) -> None:
+        if self._closing:
+            return
+        if self._loop.cut:
+            self._loop.call_later(2 * after_s, self._repeat, 2 * after_s)
+            return
+        waiting, self._unacknowledged = self._unacknowledged, []
+        self.write(b"".join(waiting))
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
@@ -235,7 +261,8 @@ class VirtualTransport(asyncio.Transport):
         other = self._other
         assert other is not None
         self._loop.call_soon(self._lose, here)
-        self._loop.call_soon(other._lose, there)
+        if not self._loop.cut:  # the other end does not learn of it
+            self._loop.call_soon(other._lose, there)
 
     def _lose(self, error: Exception | None) -> None:
         if not self._lost:

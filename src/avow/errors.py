@@ -185,6 +185,14 @@ class UnknownPeer(Refused):
     http_status = 404
 
 
+class PeerRemoved(Refused):
+    """The peer was removed from the cluster and serves nothing any more. Nothing was done. Use another peer."""
+
+    code = "PEER_REMOVED"
+    http_status = 410
+    retriable = True
+
+
 class UnknownSubscriber(Refused):
     """The queue has no subscriber of this name. Nothing was changed. Its first reader creates it."""
 

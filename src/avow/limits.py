@@ -71,6 +71,9 @@ MERGED_WRITES_MAX: Final = 4_096
 # Time
 HEARTBEAT_INTERVAL_S: Final = 0.05
 HEARTBEAT_FRESH_S: Final = 0.25
+LINK_BEAT_S: Final = 0.05  # each end of a link sends something at least this often,
+LINK_SILENT_S: Final = 1.0  # and closes a link on which nothing arrived for this long
+LINK_DIAL_EVERY_S: Final = 0.2  # a dial that is not answered is not waited for: another one begins beside it
 CLAIM_DELAY_S: Final = 0.3
 CLAIM_JITTER_S: Final = 0.3
 OWNER_DEAD_AFTER_S: Final = 1.0

@@ -49,9 +49,12 @@ class Receiver:
     def hello(self) -> Hello:
         return Hello(bytes(16), bytes(16), 1, 1)
 
-    def greeted(self, hello: Hello) -> None: ...
+    def greeted(self, hello: Hello) -> int:
+        return hello.newest
 
     def received(self, source: int, route: int, message: Message) -> None: ...
+
+    def refused(self, source: int, reason: str, *, gone: bool) -> None: ...
 
     def not_understood(self, source: int, route: int, reason: str) -> None: ...
 

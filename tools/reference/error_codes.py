@@ -44,6 +44,7 @@ WHAT_TO_DO: Final[Mapping[str, str]] = {
     "UnknownQueue": "create the queue, or correct its name",
     "UnknownTransaction": "it was never started here, or was decided long ago: start a new one",
     "UnknownPeer": "`avow peer list` shows the numbers",
+    "PeerRemoved": "use another peer; start the removed one anew with an empty folder and --join",
     "UnknownSubscriber": "correct the name; its first reader or `avow subscriber move` creates a subscriber",
     "UnknownMessage": "the version does not exist yet, or belongs to a transaction that is not published",
     "NotCoordinator": "send the request to the peer at `api`; clients do so automatically",

@@ -11,6 +11,11 @@ before both Hellos are checked, and it ends when the run of either peer ends:
 The protocols above tolerate loss, so a link never waits: when a peer reads too slowly, frames to it are dropped and
 counted, and the cores resend what was not answered. All frames of one turn of the event loop are sent in one write.
 
+A link on which nothing arrives is closed by both ends (`link_pulse`), because a new connection works at once after a
+partition and the old one does not. For the same reason the dialling peer does not wait for an attempt that is not
+answered: it begins another one beside it every `LINK_DIAL_EVERY_S`. The first that connects is used. Only on this one
+it says Hello, so the other peer never sees two links of one run at a time; should it, the newer one replaces the older.
+
 A Malformed frame closes the link, with the error in the log. The dialling peer reconnects after a short pause. A frame
 of a kind that this release does not know is intact, and skipped. A frame that is intact and cannot be right is refused
 by the node (`node.admission`), and the link goes on.
@@ -27,20 +32,25 @@ from types import MappingProxyType
 from typing import Final, Protocol, cast
 
 from avow.channel.acceptor import Acceptor, open_acceptor
-from avow.errors import AvowError, FolderUnusable, Malformed, UnknownKind, UnknownVersion
-from avow.limits import FRAME_SIZE_BYTES_MAX, MIB
+from avow.errors import AvowError, FolderUnusable, Malformed, PeerRemoved, UnknownKind, UnknownVersion
+from avow.limits import FRAME_SIZE_BYTES_MAX, LINK_BEAT_S, LINK_DIAL_EVERY_S, LINK_SILENT_S, MIB
+from avow.server.link_pulse import Due, Pulse
 from avow.server.settings import address
-from avow.wire.frames import Hello, decode, decode_hello, encode, route_of
+from avow.wire.frames import Alive, Hello, LinkRefused, decode, decode_hello, encode, route_of
 from avow.wire.messages import Message
 from avow.wire.record import Buffer
 from avow.wire.stream import Decoder
+from avow.wire.versions import ALIVE
 
 log: Final = logging.getLogger("avow.links")
 
 UNSENT_SIZE_BYTES_MAX: Final = 64 * MIB  # to one peer; more than the largest frame
 HELLO_WAIT_S: Final = 3.0
 STOP_WAIT_S: Final = 1.0  # for what is still unsent
-_DIAL_AFTER_S: Final = (0.02, 0.05, 0.1, 0.2, 0.4)
+_DIAL_AFTER_S: Final = (0.02, 0.05, 0.1, LINK_DIAL_EVERY_S)
+_REFUSED_AFTER_S: Final = (*_DIAL_AFTER_S, 0.5, 1.0, 2.0, 5.0)  # after Hellos that were refused, one after the other
+_REFUSALS_SAID_MAX: Final = 256  # different ones in the log
+_DIALS_AT_ONCE: Final = round(HELLO_WAIT_S / LINK_DIAL_EVERY_S)  # to one peer: each may take as long as a Hello
 _HELLO_SIZE_BYTES: Final = sum(map(len, encode(0, Hello(bytes(16), bytes(16), 0, 0))))
 _STRANGERS_MAX: Final = 64  # connections that have not said Hello yet; and as many TLS handshakes
 _BACKLOG: Final = 100
@@ -51,11 +61,16 @@ class Receiver(Protocol):
 
     def hello(self) -> Hello: ...
 
-    def greeted(self, hello: Hello) -> None:
-        """Checks the other peer's Hello. Raises FolderUnusable when the link must not be used."""
+    def greeted(self, hello: Hello) -> int:
+        """Checks the other peer's Hello; returns the version of the protocol to use. Raises FolderUnusable when the
+        link must not be used."""
         ...
 
     def received(self, source: int, route: int, message: Message) -> None: ...
+
+    def refused(self, source: int, reason: str, *, gone: bool) -> None:
+        """The other peer does not accept this one; `gone`: because it was removed from the cluster."""
+        ...
 
     def not_understood(self, source: int, route: int, reason: str) -> None:
         """A frame from a newer release was skipped."""
@@ -70,10 +85,15 @@ class Link(asyncio.BufferedProtocol):
         self._decoder = Decoder(length_max=_HELLO_SIZE_BYTES)
         self._hello_left = _HELLO_SIZE_BYTES  # nothing after the Hello is read before it is accepted
         self._transport: asyncio.Transport | None = None
+        self._pulse = Pulse(answered=False)
+        self._aborted = False  # by this end
+        self._refusing = False  # the other peer's Hello was refused
+        self._beats = 0  # since the connection was made
         self._outbox: list[Buffer] = []
         self.peer = self.incarnation = 0
         self.address = ""
         self.dropped = 0
+        self.ended_by_other = False  # soon after it was made: this peer is not welcome there
         self.closed = asyncio.Event()
 
     # ------------------------------------------------------------------ what asyncio calls
@@ -82,19 +102,25 @@ class Link(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit it
         self.address = str(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=UNSENT_SIZE_BYTES_MAX)
-        transport.writelines(encode(0, self._links.receiver.hello()))
         self._links.strangers.add(self)
-        if not self._dialled and len(self._links.strangers) > _STRANGERS_MAX:
+        if self._dialled:
+            return  # it may not be the only attempt
+        if len(self._links.strangers) > _STRANGERS_MAX:
             self.close("too many connections without a Hello")
             return
-        asyncio.get_running_loop().call_later(HELLO_WAIT_S, self._expect_hello)
+        self.greet()
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._refusing:
+            return memoryview(bytearray(_HELLO_SIZE_BYTES))  # dropped
         room = self._decoder.get_buffer(sizehint)
         return room if self.peer else room[: self._hello_left]
 
     def buffer_updated(self, count: int) -> None:
+        if self._refusing:
+            return
         self._hello_left -= count
+        self._pulse.heard()
         try:
             for frame in self._decoder.buffer_updated(count):
                 if self.peer:
@@ -103,7 +129,10 @@ class Link(asyncio.BufferedProtocol):
                     except (UnknownKind, UnknownVersion) as error:
                         self._links.skipped(self.peer, route_of(frame), error)
                         continue
-                    self._links.receiver.received(self.peer, route, message)
+                    if isinstance(message, LinkRefused):
+                        self._links.refused_by(self, message)
+                    elif not isinstance(message, Alive):
+                        self._links.receiver.received(self.peer, route, message)
                 else:
                     self._introduced(decode_hello(frame))
             self._decoder.buffer_updated(0)  # raises now if the bytes after the last whole frame cannot be a frame
@@ -116,23 +145,56 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self.closed.is_set():  # by `abandon`
             return
+        self.ended_by_other = not self._aborted and self._beats * LINK_BEAT_S < LINK_SILENT_S
         self._transport = None
         self._links.lost(self, error)
         self.closed.set()
 
     # ------------------------------------------------------------------ Hello
 
+    def greet(self) -> None:
+        """Say Hello. On a dialled connection the caller decides when."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(encode(0, self._links.receiver.hello()))
+
     def _introduced(self, message: Hello) -> None:
         if self._dialled and message.peer != self._dialled:
             raise FolderUnusable(f"dialled peer {self._dialled}, but peer {message.peer} answered")
-        self._links.receiver.greeted(message)
+        try:
+            version = self._links.receiver.greeted(message)
+        except (FolderUnusable, PeerRemoved) as error:
+            self._refuse(message, error)
+            return
+        self._pulse = Pulse(answered=version >= ALIVE)
         self.peer, self.incarnation = message.peer, message.incarnation
         self._decoder.length_max = FRAME_SIZE_BYTES_MAX
         self._links.established(self)
 
-    def _expect_hello(self) -> None:
-        if not self.peer and self._transport is not None:
-            self.close(f"no Hello within {HELLO_WAIT_S:g} s")
+    def _refuse(self, hello: Hello, error: FolderUnusable | PeerRemoved) -> None:
+        """Say why, if the other end can read it, and close."""
+        self._links.say_once(f"the link of peer {hello.peer} is refused: {error}")
+        self._refusing = True
+        if self._transport is None:
+            return
+        if hello.newest >= ALIVE:
+            self._transport.writelines(encode(0, LinkRefused(isinstance(error, PeerRemoved), str(error))))
+        self._transport.close()
+
+    # ------------------------------------------------------------------ time
+
+    def beat(self) -> None:
+        """Called once in every LINK_BEAT_S in which this peer reads."""
+        self._beats += 1
+        if not self.peer:
+            if self._beats * LINK_BEAT_S > HELLO_WAIT_S:
+                self.close(f"no Hello within {HELLO_WAIT_S:g} s")
+            return
+        due = self._pulse.beat()
+        if due is Due.CLOSE:
+            self.close(f"nothing was received for {LINK_SILENT_S:g} s; connecting again")
+        elif due is Due.SAY_ALIVE:
+            self.send(encode(0, Alive()))
+            self.flush()
 
     # ------------------------------------------------------------------ sending
 
@@ -148,6 +210,7 @@ class Link(asyncio.BufferedProtocol):
             self.dropped += len(outbox)
             return
         transport.writelines(outbox)
+        self._pulse.said()
 
     def finish(self) -> None:
         """Send what is waiting, then close."""
@@ -158,6 +221,7 @@ class Link(asyncio.BufferedProtocol):
     def close(self, reason: str) -> None:
         if self._transport is not None:
             log.warning("link to peer %s at %s closed: %s", self.peer or "?", self.address, reason)
+            self._aborted = True
             self._transport.abort()
 
     def abandon(self) -> None:
@@ -193,9 +257,13 @@ class Links:
         self._acceptor: Acceptor | None = None
         self.strangers: set[Link] = set()
         self._closing = False
+        self._ticker: asyncio.TimerHandle | None = None
+        self._said: set[str] = set()
         self._frames = self._refused = self._dropped = self._skipped = 0
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
+        if self._ticker is None:
+            self._beat()
         self._acceptor = await open_acceptor(
             lambda: Link(self),
             host,
@@ -207,36 +275,54 @@ class Links:
         )
         return self._acceptor.address
 
+    def _beat(self) -> None:
+        for link in [*self.strangers, *self._by_peer.values()]:
+            link.beat()
+        self._ticker = asyncio.get_running_loop().call_later(LINK_BEAT_S, self._beat)
+
     def dial_all(self) -> None:
         """Keep a link to every peer with a lower number. Call it again when the addresses have changed."""
+        if self._ticker is None:
+            self._beat()
         for peer in self._addresses():
             if peer < self._me and peer not in self._diallers and not self._closing:
                 self._diallers[peer] = asyncio.create_task(self._keep(peer), name=f"link to peer {peer}")
 
     async def _keep(self, peer: int) -> None:
-        attempt = 0
-        while peer in (known := self._addresses()):
-            link = await self._dial(peer, self._configured.get(peer, known[peer]) if attempt % 2 else known[peer])
-            if link is not None:
+        attempts: list[asyncio.Task[Link]] = []
+        tried = refused = 0
+        try:
+            while peer in (known := self._addresses()):
+                where = self._configured.get(peer, known[peer]) if tried % 2 else known[peer]
+                attempts.append(asyncio.create_task(self._dial(peer, where), name=f"dial peer {peer}"))
+                pause_s = _DIAL_AFTER_S[min(tried, len(_DIAL_AFTER_S) - 1)]
+                tried += 1
+                link = await _first(attempts, within_s=pause_s)
+                if link is None:
+                    await _give_up(attempts, keep=_DIALS_AT_ONCE)
+                    continue
+                await _give_up(attempts, keep=0)
+                link.greet()
                 await link.closed.wait()
-                attempt = 0 if link.peer else attempt
-            await asyncio.sleep(_DIAL_AFTER_S[min(attempt, len(_DIAL_AFTER_S) - 1)])
-            attempt += 1
+                tried = 0 if link.peer else tried
+                refused = refused + 1 if link.ended_by_other else 0
+                pauses_s, times = (_REFUSED_AFTER_S, refused) if refused else (_DIAL_AFTER_S, tried)
+                await asyncio.sleep(pauses_s[min(times, len(pauses_s) - 1)])
+        finally:
+            await _give_up(attempts, keep=0)
         del self._diallers[peer]
 
-    async def _dial(self, peer: int, where: str) -> Link | None:
+    async def _dial(self, peer: int, where: str) -> Link:
+        """One attempt. Raises OSError."""
         host, port = address(where, name=f"peer {peer}")
         loop = asyncio.get_running_loop()
         link = Link(self, dialled=peer)
         try:
-            async with asyncio.timeout(HELLO_WAIT_S):
-                await loop.create_connection(
-                    lambda: link, host, port, ssl=self._dialling, server_hostname=self._name(host)
-                )
-        except OSError as error:  # includes TimeoutError and ssl.SSLError
+            await loop.create_connection(lambda: link, host, port, ssl=self._dialling, server_hostname=self._name(host))
+        except OSError as error:  # includes ssl.SSLError
             link.abandon()
             log.debug("cannot connect to peer %d at %s: %s", peer, where, error)
-            return None
+            raise
         except asyncio.CancelledError:
             link.abandon()
             raise
@@ -267,6 +353,16 @@ class Links:
             self._unflushed.pop(link.peer, None)
             if not self._closing:
                 log.info("link to peer %d lost: %s", link.peer, error or "closed")
+
+    def refused_by(self, link: Link, message: LinkRefused) -> None:
+        self.say_once(f"peer {link.peer} refuses the link to this peer: {message.reason}")
+        self.receiver.refused(link.peer, message.reason, gone=message.gone)
+
+    def say_once(self, what: str) -> None:
+        """A refused peer dials again and again, and each time for the same reason."""
+        if what not in self._said and len(self._said) < _REFUSALS_SAID_MAX:
+            self._said.add(what)
+            log.error("%s. Said once; it is tried again every few seconds", what)
 
     def skipped(self, peer: int, route: int, error: Malformed) -> None:
         self._skipped += 1
@@ -302,6 +398,8 @@ class Links:
     async def stop(self) -> None:
         """Send what is waiting, then close every connection, also those being set up."""
         self._closing = True
+        if self._ticker is not None:
+            self._ticker.cancel()
         for dialler in self._diallers.values():
             dialler.cancel()
         await asyncio.gather(*self._diallers.values(), return_exceptions=True)
@@ -324,6 +422,33 @@ class Links:
             "skipped": self._skipped,
             "dropped": self._dropped + sum(link.dropped for link in self._by_peer.values()),
         }
+
+
+async def _first(attempts: list[asyncio.Task[Link]], *, within_s: float) -> Link | None:
+    """The link of the first attempt that succeeds within this time. Attempts that have ended are taken out."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + within_s
+    while True:
+        if attempts:
+            await asyncio.wait(attempts, timeout=max(until - loop.time(), 0), return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(until - loop.time())
+        for attempt in [attempt for attempt in attempts if attempt.done()]:
+            attempts.remove(attempt)
+            if attempt.exception() is None:
+                return attempt.result()
+        if loop.time() >= until:
+            return None
+
+
+async def _give_up(attempts: list[asyncio.Task[Link]], *, keep: int) -> None:
+    """Cancel all attempts but the last `keep`, and close what one of them connected meanwhile."""
+    ended, attempts[:] = attempts[: len(attempts) - keep], attempts[len(attempts) - keep :]
+    for attempt in ended:
+        attempt.cancel()
+    for link in await asyncio.gather(*ended, return_exceptions=True):
+        if isinstance(link, Link):
+            link.abandon()
 
 
 async def _closed(links: Sequence[Link]) -> None:

@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from avow.errors import FolderUnusable, StorageDamaged
+from avow.errors import FolderUnusable, PeerRemoved, StorageDamaged
 from avow.storage import checked
 from avow.storage.files import Files, read_whole, write_whole
 from avow.wire.versions import FIRST, NEWEST
@@ -77,12 +77,16 @@ class PeerRegistry:
         self._write()
 
     def meet(self, number: int, identity: bytes) -> None:
-        """A peer said Hello. Raises FolderUnusable when its identity is not the one known by that number."""
+        """A peer said Hello. Raises FolderUnusable when its identity is not the one known by that number, PeerRemoved
+        when it was removed."""
         known = self.peers.get(number)
         if known is None:
             raise FolderUnusable(f"peer {number} is not a known member of this cluster; it must join first")
         if known.gone:
-            raise FolderUnusable(f"peer {number} has left the cluster; restart it with an empty folder and --join")
+            raise PeerRemoved(
+                f"peer {number} was removed from the cluster and its number is not used again. To use its machine "
+                "again, start a peer with an empty folder and --join"
+            )
         if known.identity == identity:
             return
         if known.identity:

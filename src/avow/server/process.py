@@ -179,7 +179,7 @@ class Peer:
     def hello(self) -> Hello:
         return Hello(self.cluster.bytes, self.identity.bytes, self.number, self.node.incarnation)
 
-    def greeted(self, hello: Hello) -> None:
+    def greeted(self, hello: Hello) -> int:
         if hello.cluster != self.cluster.bytes:
             raise FolderUnusable(f"it belongs to cluster {UUID(bytes=hello.cluster)}, this peer to {self.cluster}")
         version = common(max(hello.oldest, FIRST), hello.newest, level=self.node.metadata.state.level)
@@ -189,6 +189,7 @@ class Peer:
         self.runs[hello.peer], self.newest[hello.peer] = hello.incarnation, hello.newest
         self.node.versions[hello.peer] = version
         self._to_welcome.add(hello.peer)
+        return version
 
     def received(self, source: int, route: int, message: Message) -> None:
         _supervised(self._receive, source, route, message)
@@ -211,6 +212,9 @@ class Peer:
                 "normal operation: check the release and the memory of peer %d. Later ones are only counted",
                 *(route, source, objection, describe(message), source),
             )
+
+    def refused(self, source: int, reason: str, *, gone: bool) -> None:
+        """Another peer does not accept this one, and `links` has logged why."""
 
     def not_understood(self, source: int, route: int, reason: str) -> None:
         """Said once for each lane: the sender repeats what is not answered."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from struct import Struct as Layout
 from struct import error
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from crc32c import crc32c
 from msgspec import Struct
@@ -90,6 +90,19 @@ class Hello(Struct, frozen=True, gc=False):
     oldest: int = OLDEST  # the oldest one; 0 in the first release, whose Hello had no range
 
 
+class Alive(Struct, frozen=True, gc=False):
+    """The sender has nothing else to send and is alive. For the link, not for a lane (`server.link_pulse`)."""
+
+
+class LinkRefused(Struct, frozen=True, gc=False):
+    """The sender does not accept the receiver's Hello, and closes the link."""
+
+    gone: bool  # the receiver was removed from the cluster
+    reason: str
+
+
+LinkFrame: TypeAlias = Hello | Alive | LinkRefused  # for the link itself, not for a lane
+
 # Q: ballots, owner runs, requests, rounds. q: positions, versions, lanes; in some -1 has a meaning. ?: yes or no.
 _LAYOUTS: Final[tuple[tuple[int, type[Struct], str, str], ...]] = (
     # kind, class, fixed fields, tail
@@ -122,6 +135,8 @@ _LAYOUTS: Final[tuple[tuple[int, type[Struct], str, str], ...]] = (
     (27, m.Refilled, "qqq", ""),
     (28, m.LaneHeartbeat, "", "lanes"),
     (29, m.Welcome, "", ""),
+    (253, LinkRefused, "?", "reason"),
+    (254, Alive, "", ""),
     (255, Hello, "16s16sIQBB", ""),
 )
 
@@ -146,7 +161,7 @@ _BY_KIND: Final = {shape.kind: shape for shape in _BY_CLASS.values()}
 # ------------------------------------------------------------------- encoding
 
 
-def encode(route: int, message: m.Message | Hello, *, records: Sequence[Buffer] | None = None) -> list[Buffer]:
+def encode(route: int, message: m.Message | LinkFrame, *, records: Sequence[Buffer] | None = None) -> list[Buffer]:
     """The pieces of one frame for one gathering write; large batches are not copied.
 
     `records`, if given, are the records of the message's entries as they are in a log or came in another frame; they
@@ -219,6 +234,7 @@ def _write_snapshot(snapshot: m.Snapshot) -> list[Buffer]:
 _TAIL_WRITERS: Final[dict[str, Callable[[Any], list[Buffer]]]] = {
     "lanes": _write_lanes,
     "code": _write_text,
+    "reason": _write_text,
     "snapshot": _write_snapshot,
 }
 
@@ -234,12 +250,12 @@ class _Head(NamedTuple):
     record_count: int
 
 
-def decode(frame: Buffer) -> tuple[int, m.Message]:
+def decode(frame: Buffer) -> tuple[int, m.Message | Alive | LinkRefused]:
     """Route and message of one whole frame. Entries' batches are views of the frame's memory, which they keep alive."""
     head = _read_head(plain_view(frame))
     if head.shape.message is Hello:
         raise Malformed("frame", expected="a message", found="a second Hello", at=7)
-    return head.route, cast(m.Message, _read_message(head))
+    return head.route, cast("m.Message | Alive | LinkRefused", _read_message(head))
 
 
 def decode_hello(frame: Buffer) -> Hello:
@@ -365,5 +381,6 @@ def _read_snapshot(tail: memoryview) -> m.Snapshot:
 _TAIL_READERS: Final[dict[str, Callable[[memoryview], object]]] = {
     "lanes": _read_lanes,
     "code": _read_text,
+    "reason": _read_text,
     "snapshot": _read_snapshot,
 }

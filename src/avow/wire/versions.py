@@ -4,7 +4,7 @@ There is one sequence of numbers for both, because a release that can read a fra
 
     version   adds
     1         everything before versions were counted
-    2         the entry `level`, the frame Welcome
+    2         the entry `level`; the frames `Welcome`, `Alive` and `LinkRefused`
 
 Two rules decide when something new is used:
 
@@ -30,7 +30,8 @@ from avow.errors import FolderUnusable
 FIRST: Final = 1
 OLDEST: Final = 1
 NEWEST: Final = 2
-WELCOME: Final = 2  # the version of a link on which the frame Welcome is sent
+ALIVE: Final = 2  # the version that added the frames `Alive` and `LinkRefused`
+WELCOME: Final = 2  # the version that added the frame `Welcome`
 
 
 def common(oldest: int, newest: int, *, level: int) -> int:

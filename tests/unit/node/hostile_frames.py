@@ -51,7 +51,9 @@ class HostileFrames:
         return self._through_a_link(self._route() if random.random() < 0.1 else route, bent)
 
     def _through_a_link(self, route: int, message: Message) -> tuple[int, Message]:
-        return frames.decode(b"".join(bytes(piece) for piece in frames.encode(route, message)))
+        decoded_route, decoded = frames.decode(b"".join(bytes(piece) for piece in frames.encode(route, message)))
+        assert not isinstance(decoded, frames.Alive | frames.LinkRefused), "these are not for lanes"
+        return decoded_route, decoded
 
     # ------------------------------------------------------------------ numbers
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from avow.errors import FolderUnusable, StorageDamaged
+from avow.errors import FolderUnusable, PeerRemoved, StorageDamaged
 from avow.server.peer_registry import KnownPeer, PeerRegistry
 from avow.storage.files import DiskFiles
 
@@ -39,7 +39,7 @@ def test_unknown_peers_and_peers_that_left_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderUnusable, match="must join"):
         registry.meet(7, OTHER)
     assert registry.learn(KnownPeer(2, "127.0.0.1:2", OTHER, gone=True))
-    with pytest.raises(FolderUnusable, match="has left"):
+    with pytest.raises(PeerRemoved, match="was removed from the cluster"):
         registry.meet(2, OTHER)
     assert not registry.learn(KnownPeer(2, "127.0.0.1:2", OTHER, gone=True))
 

@@ -121,6 +121,29 @@ class NamespaceNetwork:
         here, there = self._namespaces[self._of_peer[a] - 1], self._address(self._of_peer[b])
         _do("ip", "-n", here, "route", action, "blackhole", f"{there}/32")
 
+    def unplug(self) -> None:
+        """Every peer loses every packet, without an error at either end, as behind a firewall that drops them.
+        Addresses stay resolved, so that nothing but TCP has to recover."""
+        hardware = {number: self._hardware_of(number) for number in self._of_peer.values()}
+        for number, namespace in enumerate(self._namespaces, 1):
+            for other, address in hardware.items():
+                if other != number:
+                    to = (self._address(other), "lladdr", address, "dev", "eth0", "nud", "permanent")
+                    _do("ip", "-n", namespace, "neighbour", "replace", *to)
+        for number in self._of_peer.values():
+            _do("ip", "link", "set", f"{self._name}v{number}", "nomaster")
+
+    def plug(self) -> None:
+        for number in self._of_peer.values():
+            _do("ip", "link", "set", f"{self._name}v{number}", "master", f"{self._name}b")
+
+    def _hardware_of(self, number: int) -> str:
+        return (
+            _do("ip", "-n", self._namespaces[number - 1], "-o", "link", "show", "eth0")
+            .split("link/ether ")[1]
+            .split()[0]
+        )
+
     def close(self) -> None:
         for namespace in self._namespaces:
             _try("ip", "netns", "del", namespace)
