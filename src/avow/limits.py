@@ -55,6 +55,8 @@ LANES_COUNT: Final = 65_536  # pub-sub lanes not yet forgotten, ended ones inclu
 SUBSCRIPTIONS_COUNT: Final = 4_096  # of one queue: subscribers that have a reader at present
 MEMBERS_COUNT: Final = 256  # of one subscription
 
+LANES_OPENED_MAX: Final = 64  # in one tick: opening a lane takes about 0.1 ms, and heartbeats wait meanwhile
+
 # Requests that wait at one peer
 WAITING_REQUESTS_MAX: Final = 16_384
 

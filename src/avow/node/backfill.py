@@ -33,7 +33,7 @@ class Backfill:
     """After every call that changes something, call `take_saves` and persist what it returns, in order."""
 
     __slots__ = (
-        "_again_at", "_restarts", "_saves", "_snapshot_at", "_turn", "_unsnapped", "busy", "durable_end", "end", "lane",
+        "_restarts", "_saves", "_snapshot_at", "_turn", "_unsnapped", "again_at", "busy", "durable_end", "end", "lane",
         "main_base", "read", "start",
     )  # fmt: skip
 
@@ -55,7 +55,8 @@ class Backfill:
         self.lane, self.read = lane, read
         self._saves: list[Persist] = []
         self._restarts = 0
-        self._turn, self._again_at = 0, float("-inf")
+        self._turn = 0
+        self.again_at = float("-inf")  # of the next fetch
         self._unsnapped = 0  # bytes of the history since its own snapshot, which spares a restart from loading them
         self.main_base = snapshot_at
         if main is not None and needed_from <= snapshot_at:
@@ -140,12 +141,12 @@ class Backfill:
     def ask(self, *, needed_from: int, peers: Sequence[int], now: float, wait_s: float) -> tuple[int, LaneFetch] | None:
         """The next fetch and the peer to send it to, if one is due. A peer that does not answer is skipped next
         time."""
-        if now < self._again_at or not peers:
+        if now < self.again_at or not peers:
             return None
         after = self.wanted(needed_from)
         if after < 0:
             return None
-        self._again_at = now + wait_s
+        self.again_at = now + wait_s
         peer = peers[self._turn % len(peers)]
         self._turn += 1
         return peer, LaneFetch(self.lane, after)
@@ -165,7 +166,7 @@ class Backfill:
         if self.end - self._snapshot_at >= LOG_MEMORY_ENTRIES_MAX or self._unsnapped >= LOG_MEMORY_SIZE_BYTES_MAX:
             self._snap(self.end)
         self._turn -= 1  # this peer answers: ask it again, at once
-        self._again_at = float("-inf")
+        self.again_at = float("-inf")
         return True
 
     def take_saves(self) -> list[Persist]:

@@ -9,6 +9,8 @@
     deadlines   in each lane this peer coordinates: append a discard for transactions past their deadline
     retention   in each lane this peer coordinates: append the trim that the queue's retention rules ask for
 
+Of the lanes, a round looks only at those that were touched since the last one and those with something left to do.
+
 Nothing here is needed for safety. Each task is repeated until its effect is seen, so a lost answer only costs time.
 """
 
@@ -63,6 +65,8 @@ class Housekeeping:
         self.channels: Mapping[bytes, float] | None = None
         self.refused = ""  # why the cluster rejected this peer; the process exits with this message
         self._due_at = self._retention_at = 0.0
+        self._attended: set[int] = set()  # two-phase lanes that the next round looks at
+        self._members_wanted: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._trims_at = 0  # position of the last trims in the metadata lane; -1: proposed, position not known yet
         self._coordinating_since = -1.0  # the metadata lane; -1: not now
         self._reading: tuple[int, tuple[int, ...]] = (-1, ())  # (position, peers that have members as of it)
@@ -82,11 +86,12 @@ class Housekeeping:
         self._say_gone(now)
         self._forget_silent(now)
         self._leave_for_dead(now)
-        self._step_members()
+        self._attend()
         with_retention = now >= self._retention_at
         if with_retention:
             self._retention_at = now + self._pace.retention_every_s
-        self._tidy(with_retention=with_retention)
+            self._trim_lanes()
+        self._trim_pubsub(with_retention=with_retention)
 
     def on_answer(self, request: int, answer: Answer) -> None:
         if request == self._confirmation:
@@ -137,23 +142,47 @@ class Housekeeping:
         if node.loss_is_unbounded and not node.metadata.core.repairing and self._due("bound", now):
             self._bounding = node.confirm(now)
 
-    # ------------------------------------------------------------------ members
+    # ------------------------------------------------------------------ lanes that this peer coordinates
 
-    def _step_members(self) -> None:
+    def _attend(self) -> None:
+        """A lane whose coordinator changes is touched, so only those that this peer coordinates need to be kept."""
         node = self._node
         state = node.metadata.state
         voters, learners = state.peers.wanted(state.voters)
         self._step(node.metadata, voters=voters, learners=(*learners, *state.peers.leaving()), route=0)
-        by_lane = state.catalog.by_lane()
-        for number, lane in node.lanes.items():
-            queue = by_lane.get(number)
-            if queue is None:
+        if self._members_wanted != (voters, learners):
+            self._members_wanted = (voters, learners)
+            self._attended.update(node.lanes)
+        self._attended.update(node.mux.active)
+        node.mux.active.clear()
+        for number in sorted(self._attended):
+            lane, queue = node.lanes.get(number), node.queues.by_lane.get(number)
+            if lane is None or queue is None or lane.core.role != COORDINATOR:
+                self._attended.discard(number)
                 continue
-            if queue.peers:
-                chosen = tuple(peer for peer in voters if peer in queue.peers) or lane.core.members.voters
-                self._step(lane, voters=chosen, learners=(), route=number)
-            else:
-                self._step(lane, voters=voters, learners=learners, route=number)
+            steps = self._step_lane(lane, queue, number)
+            staged = self._discard_expired(lane, number)
+            if not steps and not staged:
+                self._attended.discard(number)
+
+    def _step_lane(self, lane: QueueLane, queue: Queue, number: int) -> bool:
+        """False: the lane has the members that it should have."""
+        voters, learners = self._members_wanted
+        members = lane.core.members
+        if queue.peers:
+            voters, learners = tuple(peer for peer in voters if peer in queue.peers) or members.voters, ()
+        if {*members.voters} == {*voters} and {*members.learners} == {*learners}:
+            return False
+        self._step(lane, voters=voters, learners=learners, route=number)
+        return True
+
+    def _discard_expired(self, lane: QueueLane, number: int) -> bool:
+        """False: no transaction is open."""
+        if not lane.state.transactions.opened:
+            return False
+        lane.discard_expired(self._node.now_ms)
+        self._node.touch(number)
+        return True
 
     def _step(
         self, lane: MetadataLane | QueueLane, *, voters: tuple[int, ...], learners: tuple[int, ...], route: int
@@ -224,20 +253,21 @@ class Housekeeping:
             for command in commands:
                 node.propose(Kind.SUBSCRIPTION, encode(command), now)
 
-    # ------------------------------------------------------------------ lanes
+    # ------------------------------------------------------------------ retention
 
-    def _tidy(self, *, with_retention: bool) -> None:
+    def _trim_lanes(self) -> None:
         node = self._node
-        queues = node.metadata.state.catalog.by_lane() if with_retention else {}
-        for number, lane in node.lanes.items():
-            if lane.core.role != COORDINATOR:
+        for queue in node.metadata.state.queues():
+            if queue.retention == _NO_RULES or queue.strategy != "two-phase":
                 continue
-            if lane.state.transactions.opened:
-                lane.discard_expired(node.now_ms)
-                node.touch(number)
-            if number in queues and queues[number].retention != _NO_RULES:
-                self._retention.trim_lane(lane, number, queues[number].retention)
-                node.touch(number)
+            for number in range(queue.first_lane, queue.first_lane + queue.lanes):
+                lane = node.lanes.get(number)
+                if lane is not None and lane.core.role == COORDINATOR:
+                    self._retention.trim_lane(lane, number, queue.retention)
+                    node.touch(number)
+
+    def _trim_pubsub(self, *, with_retention: bool) -> None:
+        node = self._node
         if node.metadata.core.role != COORDINATOR:
             self._trims_at = 0
         elif self._trims_at < 0:
@@ -252,7 +282,7 @@ class Housekeeping:
             queue = node.metadata.state.queue(held.queue)
             if queue is not None:
                 self._retention.trim_queue(held, queue)
-                node.touch(held.route)
+                node.serve(held.queue)
         self._trims_at = -1
 
     def _due(self, what: str, now: float) -> bool:

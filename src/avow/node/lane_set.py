@@ -61,6 +61,7 @@ class LaneSet:
         self._node, self.images = node, images
         self.lanes: dict[int, QueueLane] = {}
         self.pubsub: dict[str, PubSubQueue] = {}
+        self.queues_by_route: dict[int, PubSubQueue] = {}
 
     def open_metadata(self, founders: tuple[int, ...], level: int) -> MetadataLane:
         node = self._node
@@ -143,13 +144,14 @@ class LaneSet:
             heard=node.heard,
             roles=node.roles.queue,
         )
-        self.pubsub[queue.name] = held
+        self.pubsub[queue.name] = self.queues_by_route[queue.first_lane] = held
         node.mux.add(queue.first_lane, held)
         node.metadata.report_all()  # it missed the facts so far; the other queues ignore facts they already know
 
     def drop_queue(self, name: str) -> None:
         node = self._node
         held = self.pubsub.pop(name)
+        del self.queues_by_route[held.route]
         node.mux.remove(held.route)
         node.mux.saves.extend(held.abandon())
         node.collect(held.take_answers())

@@ -43,6 +43,8 @@ class MembershipSteps:
     def holds_everything(self) -> bool:
         """This peer is a member of every lane and has caught up, including the entries before its first snapshot."""
         node = self._node
+        if node.queues.unopened:
+            return False
         lanes: list[MetadataLane | QueueLane] = [node.metadata, *node.lanes.values()]
         for lane in lanes:
             core = lane.core

@@ -87,6 +87,7 @@ class MetadataLane:
         self._lane = inner = TwoPhaseLane(core=core, machine=self.machine, snapshot_every=snapshot_every, roles=roles)
         # passed on unchanged
         self.receive, self.tick, self.persisted, self.drain = inner.receive, inner.tick, inner.persisted, inner.drain
+        self.wake_at = inner.wake_at
         self.write, self.read, self.cancel, self.propose = inner.write, inner.read, inner.cancel, inner.propose
         self.disk_full, self.change_members = inner.disk_full, inner.change_members
         self.take_answers, self.takes = inner.replies.take_answers, inner.takes

@@ -17,17 +17,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from msgspec import to_builtins
 
 from avow.errors import InvalidRequest, Offline, StorageDamaged, UnknownQueue
 from avow.node.answers import Answer, Done, Reached, Refusal
+from avow.node.due_times import DueTimes
 from avow.node.housekeeping import OWN_REQUESTS
 from avow.node.lane.two_phase_lane import Write
 from avow.node.metadata_lane import METADATA_LANE
 from avow.node.pubsub.queue import PubSubQueue
 from avow.node.pubsub.writes import UNKNOWN
+from avow.node.queue_follower import QueueFollower
 from avow.node.range_reads import place_ranges, read_ranges
 from avow.node.records import LaneView, NodeEffects, Pace, Served
 from avow.node.views import heard_ms, lane_view, lane_views, metadata_view
@@ -65,7 +68,14 @@ class Component(Protocol):
         """The classes of messages that `receive` handles."""
 
     def receive(self, source: int, message: Message, now: float) -> None: ...
-    def tick(self, now: float) -> None: ...
+    def tick(self, now: float) -> None:
+        """Calling it before `wake_at()` does nothing."""
+        ...
+
+    def wake_at(self) -> float:
+        """When it must be ticked next, if it gets no other input until then."""
+        ...
+
     def persisted(self, proof: Synced) -> None: ...
     def drain(self) -> Effects | None: ...
     def take_answers(self) -> list[tuple[int, Answer]]: ...
@@ -78,7 +88,8 @@ class EffectMux:
 
     The effects of all components are joined into one record. For each record that persists something the mux remembers
     the components it came from, and passes the proof of its sync to each of them. Components that were not touched
-    since the last drain are skipped. The mux does not decide when a message leaves (`replication.effect_buffer` does).
+    since the last drain are skipped, and only those that are due are ticked (`due_times`). The mux does not decide when
+    a message leaves (`replication.effect_buffer` does).
 
     Components are known by their route. `collect` is called with the answers of a component that has some.
     """
@@ -90,16 +101,20 @@ class EffectMux:
         self.touched: dict[int, Component] = {}  # what the next drain looks at
         self.outstanding: deque[tuple[list[tuple[int, Component]], int]] = deque()  # (components, run number)
         self.saves: list[Persist] = []  # of the node itself; written before those of its components
+        self.due = DueTimes()
+        self.active: set[int] = set()  # routes that were touched, until housekeeping looks at them
         self.full = False
 
     def add(self, route: int, component: Component) -> None:
         component.disk_full(full=self.full)
         self.components[route] = self.touched[route] = component
+        self.due.note(route, -inf)
 
     def remove(self, route: int) -> None:
         """Remove a component. It gets no proofs for its outstanding records."""
         component = self.components.pop(route)
         self.touched.pop(route, None)
+        self.due.forget(route)
         for inner, _ in self.outstanding:
             inner[:] = [item for item in inner if item[1] is not component]
 
@@ -107,7 +122,8 @@ class EffectMux:
         self.touched[route] = self.components[route]
 
     def tick(self, now: float) -> None:
-        for route, component in list(self.components.items()):
+        for route in self.due.take(now):
+            component = self.components[route]
             component.tick(now)
             self.touched[route] = component
 
@@ -116,6 +132,7 @@ class EffectMux:
             self.full = full
             for component in self.components.values():
                 component.disk_full(full=full)
+            self.due.note_all(self.components, -inf)
 
     def persisted(self, proof: Synced) -> int:
         """The oldest outstanding effects are synced: pass the proof to each component that contributed to them.
@@ -133,14 +150,17 @@ class EffectMux:
         if not touched and not persist:
             return None
         self.touched = {}
+        self.active.update(touched)
         run = 0
         if persist:
             self.saves = []
             run = next((operation.incarnation for operation in persist if isinstance(operation, SaveRun)), 0)
         sends: list[tuple[int, int, Message]] = []
         inner: list[tuple[int, Component]] = []
+        note = self.due.note
         for route, component in touched.items():
             drained = component.drain()
+            note(route, component.wake_at())
             answers = component.take_answers()
             if answers:
                 self._collect(answers)
@@ -189,13 +209,15 @@ class Node:
         self.mux = roles.effect_mux(self.collect)
         self.drain: Callable[[], NodeEffects | None] = self.mux.drain  # what is to be done since the last call, or None
         self._admission: Admission = roles.admission(self)
-        self._set = roles.lane_set(
+        self.lane_set = roles.lane_set(
             self, LaneImages(image.lanes, lost_below=image.lost_below, lost_promised=image.lost_promised)
         )
-        self.lanes, self.pubsub = self._set.lanes, self._set.pubsub
-        self.metadata = self._set.open_metadata(founders, level)
+        self.lanes, self.pubsub = self.lane_set.lanes, self.lane_set.pubsub
+        self.metadata = self.lane_set.open_metadata(founders, level)
         self.housekeeping = roles.housekeeping(self)
+        self.queues = QueueFollower(self)
         self._follow_metadata()
+        self.queues.open_all()
 
     # ------------------------------------------------------------------ inputs
 
@@ -217,6 +239,7 @@ class Node:
     def tick(self, now: float, now_ms: int) -> None:
         self.now, self.now_ms = now, now_ms
         self.mux.tick(now)
+        self.queues.open_some()
         self._follow_metadata()
         self.housekeeping.tick(now)
 
@@ -336,6 +359,7 @@ class Node:
             if held is not None:
                 return read_ranges(held.ranges(number, after, max_count), held.reader(number), max_bytes=max_bytes)
         except StorageDamaged as damage:
+            self.mux.touch(number if lane is not None or held is None else held.route)  # it copies the entries again
             if len(self.metadata.state.voters) == 1:
                 raise
             raise Offline(f"{damage}. This peer is copying it again; read from another peer") from damage
@@ -377,6 +401,7 @@ class Node:
                 name, proposal = self._proposals.pop(request)
                 if name in self.pubsub:
                     self.pubsub[name].on_answer(proposal, answer, self.now)
+                    self.mux.touch(self.pubsub[name].route)
             else:
                 self.housekeeping.on_answer(request, answer)
 
@@ -387,30 +412,16 @@ class Node:
         metadata = self.metadata
         if metadata.applied != self._followed_to:
             self._followed_to = metadata.applied
-            self._follow_catalog()
+            self.queues.follow(metadata.state)
         if metadata.facts:
             facts = metadata.take_facts()
             for held in self.pubsub.values():
                 held.learn(facts, metadata.state.voters, self.now)
                 self.mux.touched[held.route] = held
-        for held in self.pubsub.values():
-            self._serve_queue(held)
-
-    def _follow_catalog(self) -> None:
-        catalog, held = self.metadata.state.catalog, self._set
-        wanted = {n: queue for n, queue in catalog.by_lane().items() if not queue.peers or self.me in queue.peers}
-        for number in [number for number in self.lanes if number not in wanted]:
-            held.drop_lane(number)
-        for number, queue in wanted.items():
-            if number not in self.lanes:
-                held.open_lane(number, queue)
-        routes = {queue.first_lane: queue for queue in catalog.by_name.values() if queue.strategy == "pub-sub"}
-        for name in [name for name, queue in self.pubsub.items() if queue.route not in routes]:
-            held.drop_queue(name)
-        for queue in routes.values():
-            if queue.name not in self.pubsub:
-                held.open_queue(queue)
-        held.forget_gone()
+        if self.pubsub:
+            served = self.lane_set.queues_by_route
+            for route in [route for route in self.mux.touched if route in served]:
+                self._serve_queue(served[route])
 
     def _serve_queue(self, held: PubSubQueue) -> None:
         """Write the queue's proposals to the metadata lane, and begin the next run if it needs one."""
@@ -445,13 +456,17 @@ class Node:
 
     @property
     def loss_is_unbounded(self) -> bool:
-        return self._set.loss_is_unbounded
+        return self.lane_set.loss_is_unbounded
 
     def bound_loss(self) -> None:
-        self._set.bound_loss()
+        self.lane_set.bound_loss()
 
     def touch(self, number: int) -> None:
         self.mux.touch(number)
+
+    def serve(self, queue: str) -> None:
+        """A pub-sub queue has something to propose."""
+        self._touch(queue)
 
     # ------------------------------------------------------------------ internal
 

@@ -24,6 +24,7 @@ class Pace(Struct, frozen=True, gc=False):
     repeat_s: float = 1.0  # until a proposal without visible effect is repeated
     silent_s: float = limits.SUBSCRIPTION_SILENT_S  # a peer that sends nothing for this long loses its subscriptions
     behind_entries_max: int = 256  # a learner this close to the end may become a voter
+    opened_max: int = limits.LANES_OPENED_MAX  # lanes opened in one tick
 
 
 class Merged(Struct, frozen=True, gc=False):

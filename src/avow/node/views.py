@@ -21,10 +21,7 @@ def lane_view(node: Node, number: int, now: float) -> LaneView | None:
     lane = node.lanes.get(number)
     if lane is None:
         return _pubsub_view(node, number)
-    queue = next(
-        (q for q in node.metadata.state.catalog.by_name.values() if q.first_lane <= number < q.first_lane + q.lanes),
-        None,
-    )
+    queue = node.queues.by_lane.get(number)
     if queue is None:
         return None
     core = lane.core

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any, Final, Generic, TypeVar
 
 from avow.errors import Malformed
@@ -110,8 +111,13 @@ class Coverage:
         self.next_s = float("-inf")
         self._samples: list[tuple[float, int]] = []  # (time, number of keys added by then)
 
+    def due_s(self, memory: Recent[Any]) -> float:
+        """When to take the next sample. The last one still holds while no key is added."""
+        samples = self._samples
+        return self.next_s if not samples or samples[-1][1] != memory.remembered else inf
+
     def watch(self, memory: Recent[Any], now: float) -> None:
-        """Take a sample. Call it when `next_s` has passed, not before."""
+        """Take a sample. Call it when `due_s` has passed, not before."""
         self.next_s = now + self._every_s
         samples, oldest = self._samples, memory.remembered - memory.size
         while len(samples) > 1 and samples[0][1] < oldest:

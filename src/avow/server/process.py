@@ -83,6 +83,7 @@ class Peer:
         self._callbacks: dict[int, Callable[[Answer], None]] = {}
         self._request = 0
         self._scheduled = self._performing = self._released = self._dialled = False
+        self._learned_to = -1  # position of the metadata lane
         self._unwritten: deque[NodeEffects] = deque()  # drained, waiting for disk space; oldest first
         self._ticker: asyncio.TimerHandle | None = None
         self.failed: asyncio.Future[str] | None = None  # resolved with the reason when this peer must stop
@@ -313,8 +314,10 @@ class Peer:
         node.disk_full(full=self.store.full or bool(self._unwritten))
         node.tick(time.monotonic(), self.now_ms())
         self._log_damage()
-        self._learn_peers()
-        self._learn_level()
+        if node.metadata.applied != self._learned_to:
+            self._learned_to = node.metadata.applied
+            self._learn_peers()
+            self._learn_level()
         if node.housekeeping.refused:
             self._fail(node.housekeeping.refused)
 

@@ -136,7 +136,7 @@ class DroppedEarly(Delegate):
                 queue = catalog.by_name[command.name]
                 for number in range(queue.first_lane, queue.first_lane + queue.lanes):
                     if number in lanes:
-                        self._node._set.drop_lane(number)
+                        self._node.lane_set.drop_lane(number)
 
 
 def _lane_of(operation: Persist) -> int:

@@ -26,6 +26,7 @@ def three() -> Cluster:
 def test_the_next_run_opens_no_lane_before_its_number_is_on_disk(three: Cluster) -> None:
     peer, lane = three.peers[1], three.peers[1].open_lane
     peer.queue.wants_run = True  # as when others have fenced its lane
+    peer.node.touch(peer.queue.route)
     peer.node.tick(three.now, 0)
     effects = peer.drain()
     assert effects is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from avow.errors import AvowError, InvalidRequest, Offline, StorageDamaged
 from avow.limits import ENQUEUE_SIZE_BYTES_MAX
@@ -134,6 +135,10 @@ class LaneHistory:
     def tick(self, now: float) -> None:
         if self._backfill.busy:
             self._ask(now)
+
+    def wake_at(self) -> float:
+        """The time of the next fetch; infinity: nothing is missing."""
+        return self._backfill.again_at if self._backfill.busy else inf
 
     def _ask(self, now: float) -> None:
         core = self._core

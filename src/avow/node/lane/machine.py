@@ -27,6 +27,9 @@ class Machine(Protocol):
 
     def tick(self, now: float) -> None: ...
 
+    def wake_at(self) -> float:
+        """When `tick` has something to do, if no entry is applied until then."""
+
     # the state
 
     def apply(self, entry: Entry) -> Outcome: ...

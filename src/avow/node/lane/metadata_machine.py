@@ -17,6 +17,7 @@ lane from before the last change is open) is checked first, and a change that wo
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from avow.errors import MembershipBusy
@@ -150,6 +151,9 @@ class MetadataMachine:
 
     def tick(self, now: float) -> None:
         """The metadata lane's state does not depend on time."""
+
+    def wake_at(self) -> float:
+        return inf
 
     def snapshot_taken(self) -> None:
         """Clients never read these entries, so storage decides which ones to keep."""

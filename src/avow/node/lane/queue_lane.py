@@ -83,6 +83,7 @@ class QueueLane:
         )
         # passed on unchanged
         self.receive, self.tick, self.persisted, self.drain = inner.receive, inner.tick, inner.persisted, inner.drain
+        self.wake_at = inner.wake_at
         self.write, self.read, self.cancel, self.abandon = inner.write, inner.read, inner.cancel, inner.abandon
         self.disk_full, self.change_members, self.propose = inner.disk_full, inner.change_members, inner.propose
         self.take_answers, self.takes = inner.replies.take_answers, inner.takes

@@ -59,9 +59,12 @@ class QueueMachine:
         return {LaneFetch: self.history.on_lane_fetch, LaneFetched: self.history.on_lane_fetched}
 
     def tick(self, now: float) -> None:
-        if now >= self._coverage.next_s:
+        if now >= self._coverage.due_s(self.state.write_ids):
             self._coverage.watch(self.state.write_ids, now)
         self.history.tick(now)
+
+    def wake_at(self) -> float:
+        return min(self._coverage.due_s(self.state.write_ids), self.history.wake_at())
 
     # ------------------------------------------------------------------ the state
 

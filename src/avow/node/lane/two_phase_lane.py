@@ -13,6 +13,7 @@ of coordinator. The machine decides what entries mean (`machine`, `queue_machine
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from math import inf
 from sys import maxsize
 from typing import Final
 
@@ -169,6 +170,9 @@ class TwoPhaseLane:
         if self.replies.passed_on:
             self.replies.expire(self.core.live_coordinator(now), now)
         self.machine.tick(now)
+
+    def wake_at(self) -> float:
+        return -inf if self.replies.passed_on else min(self.core.wake_at(), self.machine.wake_at())
 
     def persisted(self, proof: Synced) -> None:
         self.core.persisted(proof)

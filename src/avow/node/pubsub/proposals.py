@@ -67,6 +67,10 @@ class Proposals:
     def wake_at(self, otherwise: float) -> float:
         return min((proposal.due_at for proposal in self._wanted.values()), default=otherwise)
 
+    @property
+    def untaken(self) -> bool:
+        return bool(self._ready)
+
     def take(self) -> list[tuple[int, int, bytes]]:
         """(request, kind, control) to be written to the metadata lane."""
         taken, self._ready = self._ready, []

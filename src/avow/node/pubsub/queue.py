@@ -18,6 +18,7 @@ Inputs are passed to the core and the roles, and the core's notifications to the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from avow.errors import InvalidRequest
@@ -153,6 +154,8 @@ class PubSubQueue:
         self._history.tick(now)
 
     def wake_at(self) -> float:
+        if self.wants_run or self._proposals.untaken:
+            return -inf  # the node takes them at the next tick
         beat_at = self.core.wake_at()
         return min(beat_at, self._proposals.wake_at(beat_at))
 

@@ -127,12 +127,16 @@ class TwoPhaseCore:
         self._on[type(message)](source, message, now)
 
     def tick(self, now: float) -> None:
-        """Call a few times in every heartbeat's interval; calling early does nothing."""
+        """Call at `wake_at()` or later; calling early does nothing."""
         if now >= self._beat_at:
             self._beat_at = now + self.tuning.heartbeat_interval_s
             self._beat(now)
         if self.role == FOLLOWER and now >= self._claim_at:
             self._probe(now)
+
+    def wake_at(self) -> float:
+        """When `tick` has something to do, if nothing arrives until then."""
+        return min(self._beat_at, self._claim_at) if self.role == FOLLOWER else self._beat_at
 
     def claim_soon(self, now: float) -> None:
         """Claim without the usual delay: a new lane has no coordinator."""

@@ -200,7 +200,8 @@ async def _until_writable(api: Api, queue: Queue) -> None:
         if (
             held.open_lane
             if held is not None
-            else all(lane is None or lane.core.live_coordinator(now) for lane in lanes)
+            else queue.first_lane + queue.lanes - 1 not in node.queues.unopened
+            and all(lane is None or lane.core.live_coordinator(now) for lane in lanes)
         ):
             return
         await asyncio.sleep(_WRITABLE_EVERY_S)
