@@ -26,6 +26,7 @@ IN_FLIGHT_ENTRIES_MAX: Final = 4_096
 POSITION_MAX: Final = 1 << 62  # of an entry: sums of two positions still fit into 64 bits
 BALLOT_ROUND_MAX: Final = 1 << 47  # half of what a ballot has room for: the next round after it can still be named
 PIPELINE_ENTRIES_MAX: Final = 1_024
+PIPELINE_SIZE_BYTES_MAX: Final = 16 * MIB  # sent to one peer for one lane, and not answered
 
 # Names and counts
 QUEUE_NAME_CHARS_MAX: Final = 200

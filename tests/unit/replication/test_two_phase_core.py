@@ -19,6 +19,7 @@ from tests.unit.replication.two_phase_hand import (
 
 from avow.errors import DiskFull
 from avow.ids import REPAIRING
+from avow.limits import BATCH_SIZE_BYTES_MAX
 from avow.replication.effects import Effects, SaveCut, SaveEntries, SaveState
 from avow.replication.two_phase.core import FOLLOWER
 from avow.wire.messages import (
@@ -26,6 +27,7 @@ from avow.wire.messages import (
     Confirm,
     Confirmed,
     Enqueue,
+    Entry,
     Fetch,
     Fetched,
     Heartbeat,
@@ -263,6 +265,44 @@ def test_a_stamp_after_repair_makes_storage_keep_repaired_entries() -> None:
     assert [op for op in effects.persist if isinstance(op, SaveCut)] == [SaveCut(1, 2)]
 
 
+def test_bytes_on_the_way_to_a_slow_peer_are_bounded_and_not_sent_twice() -> None:
+    peer = coordinator()
+    peer.receive(2, Ready(peer.promised, 1, True), 1.0)
+    sync(peer)
+    large = bytes(BATCH_SIZE_BYTES_MAX)
+    for number in range(6):
+        peer.leadership.append(Kind.DATA, count=1, write_id=b"%016d" % number, batch=large)
+    first = [entry.position for message in sent_by(peer, Enqueue) for entry in _entries(message)]
+    assert first == [2, 3]  # PIPELINE_SIZE_BYTES_MAX; heartbeats wait behind these two only
+    for now in (1.1, 1.2, 1.3, 1.4):
+        peer.receive(2, Heartbeat(peer.promised, False, 1), now)
+        peer.tick(now)
+    asked = [(to, message) for to, message in sync(peer)[1] if isinstance(message, Enqueue) and to == 2]
+    assert asked == [(2, Enqueue(peer.promised, 1, peer.promised, (), 1, 1))]
+    peer.receive(2, Ready(peer.promised, 3, True), 1.5)  # it was slow, and lost nothing
+    peer.receive(2, Ready(peer.promised, 1, True), 1.5)
+    then = [entry.position for message in sent_by(peer, Enqueue) for entry in _entries(message)]
+    assert then == [4, 5]
+
+
+def test_a_peer_that_lost_what_it_was_sent_gets_it_again() -> None:
+    peer = coordinator()
+    peer.receive(2, Ready(peer.promised, 1, True), 1.0)
+    peer.leadership.append(Kind.DATA, count=1, write_id=b"%016d" % 1, batch=b"lost")
+    sync(peer)
+    for now in (1.1, 1.2, 1.3, 1.4):
+        peer.receive(2, Heartbeat(peer.promised, False, 1), now)
+        peer.tick(now)
+    assert not [one for message in sent_by(peer, Enqueue) for one in _entries(message)]
+    peer.receive(2, Ready(peer.promised, 1, True), 1.5)
+    assert [one.position for message in sent_by(peer, Enqueue) for one in _entries(message)] == [2]
+
+
+def _entries(message: Message) -> tuple[Entry, ...]:
+    assert isinstance(message, Enqueue)
+    return message.entries
+
+
 def test_a_peer_behind_the_log_gets_the_snapshot() -> None:
     peer = coordinator()
     peer.receive(2, Ready(peer.promised, 1, True), 1.0)
@@ -273,8 +313,10 @@ def test_a_peer_behind_the_log_gets_the_snapshot() -> None:
     for now in (1.1, 1.2, 1.3):
         peer.receive(2, Heartbeat(0, False, 0), now)
         peer.tick(now)
-        sent += sent_by(peer, Install)
-    (install,) = sent
+        sent += sent_by(peer, Enqueue)
+    assert sent[-1] == Enqueue(peer.promised, 0, 0, (), 0, 1)  # what does it have?
+    peer.receive(3, Ready(peer.promised, 0, False), 1.4)
+    (install,) = sent_by(peer, Install)
     assert isinstance(install, Install)
     assert install.snapshot.state == b"state"
 

@@ -221,11 +221,14 @@ def test_a_snapshot_is_requested_when_storage_lacks_the_entries() -> None:
     peer.state.compact(Snapshot(7, peer.log.origin(7), VOTERS, (), b""))
     assert not peer.state.snapshot_wanted
     installs: list[Message] = []
-    for beat in range(4):  # unanswered messages are resent
+    for beat in range(4):  # a peer that does not answer is asked what it has
         now = 1.1 + 0.1 * beat
         peer.receive(2, Heartbeat(peer.promised, False, 7), now)
         peer.tick(now)
         installs += sent_by(peer, Install)
+        if beat == 3:
+            peer.receive(3, Ready(peer.promised, 3, True), now)
+            installs += sent_by(peer, Install)
     assert len(installs) == 1
 
 

@@ -21,11 +21,12 @@ that this quorum had promised no higher ballot when the read began. Reads that a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 from avow.errors import DiskFull, MembershipBusy, Offline
-from avow.limits import IN_FLIGHT_SIZE_BYTES_MAX
+from avow.limits import IN_FLIGHT_SIZE_BYTES_MAX, PIPELINE_SIZE_BYTES_MAX
 from avow.replication.membership import Members, check_change, encode_members
 from avow.replication.pieces import entry_bytes
 from avow.replication.two_phase.state import LaneState
@@ -80,13 +81,14 @@ class ReadRounds:
         return done
 
 
-STALLED_TICKS_MAX: Final = 3  # heartbeats without an answer before what was sent is sent again
+STALLED_TICKS_MAX: Final = 3  # heartbeats without an answer before the peer is asked what it has
+SNAPSHOT_TICKS: Final = 20  # heartbeats more before a snapshot, which may be large, is sent again
 
 
 class Progress:
     """The log of another peer, as far as the coordinator knows it."""
 
-    __slots__ = ("match", "next", "peer", "probing", "sent_to", "stalled_ticks", "stamped")
+    __slots__ = ("_unanswered", "match", "next", "peer", "probing", "sent_to", "stalled_ticks", "stamped", "unanswered")
 
     def __init__(self, peer: int, *, next_: int) -> None:
         self.peer = peer
@@ -96,10 +98,20 @@ class Progress:
         self.stamped = False
         self.probing = True
         self.stalled_ticks = 0
+        self.unanswered = 0  # bytes of entries that were sent and not answered
+        self._unanswered: deque[tuple[int, int]] = deque()  # of each piece: where it ends, and its bytes
+
+    def sent(self, upto: int, size_bytes: int) -> None:
+        self.sent_to = upto
+        self.unanswered += size_bytes
+        self._unanswered.append((upto, size_bytes))
 
     def ready(self, matched_to: int, *, stamped: bool) -> bool:
         """The peer answered; True: its counted copy grew."""
         self.stalled_ticks = 0
+        unanswered = self._unanswered
+        while unanswered and unanswered[0][0] <= matched_to:
+            self.unanswered -= unanswered.popleft()[1]
         if matched_to >= self.sent_to:
             self.probing = False
         if matched_to > self.next:
@@ -118,10 +130,15 @@ class Progress:
         """The peer's log does not match what was sent; False: that is already known and being handled."""
         if self.probing and self.next == to and not self.stalled_ticks:
             return False
-        self.next = self.sent_to = to
-        self.probing = True
-        self.stalled_ticks = 0
+        self.probe_from(to)
         return True
+
+    def probe_from(self, position: int) -> None:
+        """Nothing after `position` counts as sent any more."""
+        self.next = self.sent_to = position
+        self.probing = True
+        self.stalled_ticks = self.unanswered = 0
+        self._unanswered.clear()
 
 
 class Leadership:
@@ -235,19 +252,23 @@ class Leadership:
             del self.progress[peer]
 
     def _feed(self, progress: Progress) -> None:
-        """Send the entries after `sent_to`: one piece while probing, otherwise all of them."""
+        """Send the entries after `sent_to`: one piece while probing, otherwise as many as may be unanswered.
+
+        The bytes are bounded too: heartbeats wait behind them, and a lane whose heartbeats are late loses its
+        coordinator."""
         state, log = self._state, self._state.log
         end, piece, pipeline = log.end, state.tuning.piece_entries, state.tuning.pipeline_entries
         while True:
             after = progress.sent_to
-            if not progress.probing and after - progress.next >= pipeline:
+            full = after - progress.next >= pipeline or progress.unanswered >= PIPELINE_SIZE_BYTES_MAX
+            if full and not progress.probing:
                 return
             origin = log.origin(after)
             if origin < 0:
                 self._feed_older(progress)
                 return
             entries = log.piece(after, piece)
-            progress.sent_to = after + len(entries)
+            progress.sent(after + len(entries), sum(map(entry_bytes, entries)))
             required = self._rules.required(takeover_end=self.takeover_end, match=progress.match)
             enqueue = Enqueue(self.ballot, after, origin, entries, required, state.committed)
             self._effects.send(progress.peer, enqueue)
@@ -262,7 +283,7 @@ class Leadership:
         entries = log.older(after, state.tuning.piece_entries) if origin >= 0 else ()
         if entries:
             message: Message = Enqueue(self.ballot, after, origin, entries, required, state.committed)
-            progress.sent_to = after + len(entries)
+            progress.sent(after + len(entries), sum(map(entry_bytes, entries)))
         elif state.snapshot is not None and state.snapshot.position > after:
             message = Install(self.ballot, state.snapshot, required, state.committed)
             progress.sent_to = state.snapshot.position
@@ -272,7 +293,10 @@ class Leadership:
         self._effects.send(progress.peer, message)
 
     def resend(self) -> None:
-        """At every heartbeat: send again to peers that do not answer, and repeat the Confirm of a round."""
+        """At every heartbeat: ask the peers that do not answer what they have, and repeat the Confirm of a round.
+
+        A peer that does not answer is slow, or what it was sent is lost. Its answer tells which, so the entries are not
+        sent again before: to a slow peer they would come a second time, and make it slower."""
         end = self._state.log.end
         for progress in self.progress.values():
             if progress.stamped and progress.next >= end:
@@ -280,12 +304,23 @@ class Leadership:
                 continue
             progress.stalled_ticks += 1
             if progress.stalled_ticks >= STALLED_TICKS_MAX:
-                progress.probing = True
-                progress.sent_to = progress.next
-                self._feed(progress)
-                progress.stalled_ticks = 0
+                progress.probe_from(progress.next)
+                self._ask(progress)
         if self.reads.in_progress:
             self._effects.send_all(self._state.other_voters(), Confirm(self.ballot, self.reads.round))
+
+    def _ask(self, progress: Progress) -> None:
+        """An Enqueue without entries. Messages stay in order, so its answer comes after those to entries sent before."""
+        state, after, log = self._state, progress.next, self._state.log
+        origin = log.origin(after)
+        if origin < 0:
+            origin = log.older_origin(after)
+        if origin < 0:  # it was removed: the answer would not help, because the peer needs the snapshot
+            self._feed_older(progress)
+            progress.stalled_ticks = -SNAPSHOT_TICKS
+            return
+        required = self._rules.required(takeover_end=self.takeover_end, match=progress.match)
+        self._effects.send(progress.peer, Enqueue(self.ballot, after, origin, (), required, state.committed))
 
     # ------------------------------------------------------------------ counting
 
