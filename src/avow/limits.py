@@ -110,6 +110,13 @@ CHANNEL_CAP_SIZE_BYTES_MIN: Final = 20 * MIB
 CHANNEL_CAP_COUNT: Final = 65_536
 CHANNEL_CAP_SIZE_BYTES: Final = 32 * MIB
 
+# What one channel may have done in one turn of the event loop. Without it a few bytes each (empty commits, fragments,
+# pings) would keep every other connection waiting for seconds
+CHANNEL_TURN_WS_FRAMES: Final = 512  # of WebSocket, empty ones and pings too
+CHANNEL_TURN_FRAMES: Final = 512  # of the channel: commits, acks, data
+CHANNEL_TURN_MESSAGES: Final = 1_024  # messages and commits that are handed to the application
+CHANNEL_TURN_SIZE_BYTES: Final = 256 * KIB  # of these messages, or one message
+
 # Pledges
 PLEDGE_URL_CHARS_MAX: Final = 1_024
 PLEDGE_STEPS_MAX: Final = 99

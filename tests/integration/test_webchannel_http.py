@@ -469,6 +469,22 @@ def test_a_handler_that_fails_on_a_packet_loses_the_session() -> None:
     with_peer(test)
 
 
+def test_a_user_that_has_paused_gets_the_packets_when_it_resumes() -> None:
+    async def test(peer: Peer) -> None:
+        sid = await peer.open()
+        user = peer.users[0]
+        user.on_packet = lambda data: user.socket.pause_reading()
+        assert (await peer.ask("POST", f"SID={sid}&RID=2&AID=0", maps(0, b"a", b"b", b"c"))).status == 200
+        assert user.events == ["opened", b"a"]
+        user.socket.resume_reading()
+        assert user.events == ["opened", b"a", b"b"]
+        await peer.ask("GET", f"SID={sid}&RID=3&AID=0&TYPE=terminate")
+        await peer.lost(user)
+        assert user.events[:4] == ["opened", b"a", b"b", b"c"]
+
+    with_peer(test)
+
+
 def test_the_id_of_a_session_cannot_be_guessed() -> None:
     async def test(peer: Peer) -> None:
         ids = {await peer.open() for _ in range(20)}

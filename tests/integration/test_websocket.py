@@ -29,7 +29,7 @@ from tests.integration.websocket_ends import (
 from websockets.frames import Close, Frame, Opcode
 
 from avow.channel.transports.websocket_handshake import dial
-from avow.limits import CHANNEL_PACKET_SIZE_BYTES_MAX
+from avow.limits import CHANNEL_PACKET_SIZE_BYTES_MAX, CHANNEL_TURN_WS_FRAMES
 
 
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -167,6 +167,79 @@ def test_frames_before_an_end_in_the_segment_of_the_answer_are_received(loop: st
             await dial(url, client, timeout_s=60)
             await until(lambda: client.reasons)
             assert client.packets == [b"refused"]
+
+    run(loop, play())
+
+
+# ---------------------------------------------------------------------- turns of the loop
+
+
+@both_loops
+@pytest.mark.parametrize(
+    "flood",
+    [
+        masked(b"", fin=False) + masked(b"", Opcode.CONT, fin=False) * 50_000 + masked(b"", Opcode.CONT),
+        masked(b"", Opcode.PING) * 50_000,
+        masked(b"", Opcode.PONG) * 50_000,
+        masked(b"") * 50_000,
+    ],
+    ids=["empty fragments", "pings", "pongs", "empty messages"],
+)
+def test_frames_without_content_take_many_turns_and_another_connection_is_served(loop: str, flood: bytes) -> None:
+    """Regression: empty fragments kept everything else in a peer waiting for 15 s."""
+    turns = 0
+
+    async def play() -> None:
+        flooded, other, client = Keeper(), Keeper(echo=True), Keeper()
+        async with standing_alone(flooded) as url, standing_alone(other) as other_url, raw_client(url) as raw:
+            raw.write(REQUEST)
+            await raw.head()
+            dialled = await dial(other_url, client, timeout_s=60)
+            running = asyncio.get_running_loop()
+
+            def tick() -> None:
+                nonlocal turns
+                turns += 1
+                if b"last" not in flooded.packets:
+                    running.call_soon(tick)
+
+            tick()
+            raw.write(flood + masked(b"last"))
+            dialled.send([b"echo"])
+            reading = asyncio.create_task(raw.reader.read())
+            await until(lambda: client.packets)
+            assert b"last" not in flooded.packets
+            await until(lambda: b"last" in flooded.packets)
+            dialled.abort()
+            await until(lambda: client.reasons)
+            raw.reset()
+            with contextlib.suppress(ConnectionError):
+                await reading
+
+    run(loop, play())
+    assert turns > 50_000 // (CHANNEL_TURN_WS_FRAMES + 8_192 // 6)
+
+
+@both_loops
+def test_a_paused_socket_delivers_nothing_until_it_is_resumed(loop: str) -> None:
+    async def play() -> None:
+        server, client = Keeper(), Keeper()
+        async with standing_alone(server, patience=QUICK) as url:
+            dialled = await dial(url, client, timeout_s=60)
+            await until(lambda: server.socket)
+            server.open_socket.pause_reading()
+            server.open_socket.pause_reading()
+            for n in range(100):
+                dialled.send([bytes([n]) * 10_000])
+            await asyncio.sleep(2 * QUICK.silent_s)
+            assert len(server.packets) == 0
+            assert not server.reasons, "silence that this end has caused"
+            server.open_socket.resume_reading()
+            await until(lambda: len(server.packets) == 100)
+            server.open_socket.pause_reading()
+            dialled.close()
+            server.open_socket.close()
+            await until(lambda: server.reasons and client.reasons)
 
     run(loop, play())
 

@@ -7,6 +7,9 @@ The core makes all protocol decisions. Calls of the application go to the core a
 everything goes to the store and then to the socket, so a thousand messages of one turn are a few packets and one call
 of the store. Received packets go to the core at once, and hooks are called before the socket is read again.
 
+In one turn a channel reads CHANNEL_TURN_FRAMES frames and hands the application CHANNEL_TURN_MESSAGES messages and
+commits. The rest waits for the next turn, in order, and the socket is not read meanwhile: other connections come first.
+
 Hooks are application code. If one raises, the channel ends, the other end receives ABORTED, and the loop's exception
 handler gets the error; the loop keeps running.
 
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from avow.channel.protocol.core import Core
@@ -32,11 +35,17 @@ from avow.channel.protocol.events import (
     Pending,
     Resumed,
 )
-from avow.channel.protocol.frames import Buffer, EndCode, Hello
+from avow.channel.protocol.frames import Buffer, EndCode, Frame, Hello, read_packet
 from avow.channel.protocol.states import Link
 from avow.channel.waiters import Callback, CommitWaits, Waiters
 from avow.errors import AvowError, ChannelFailed
-from avow.limits import CHANNEL_PACKET_SIZE_BYTES, KIB
+from avow.limits import (
+    CHANNEL_PACKET_SIZE_BYTES,
+    CHANNEL_TURN_FRAMES,
+    CHANNEL_TURN_MESSAGES,
+    CHANNEL_TURN_SIZE_BYTES,
+    KIB,
+)
 
 if TYPE_CHECKING:
     from avow.channel.protocol.events import CommitDelivered
@@ -71,9 +80,13 @@ class Inbox:
         self._handed_to += 1
         return bytes(self._values.popleft())
 
-    def take_all(self) -> list[memoryview]:
-        values = list(self._values)
-        self._values.clear()
+    def take_some(self, *, count_max: int, size_bytes: int) -> list[memoryview]:
+        """Up to so many values, of up to that size together; at least one."""
+        values = [self._values.popleft()]
+        size_bytes -= len(values[0])
+        while self._values and len(values) < count_max and size_bytes >= len(self._values[0]):
+            values.append(self._values.popleft())
+            size_bytes -= len(values[-1])
         self._handed_to += len(values)
         return values
 
@@ -87,11 +100,13 @@ class Inbox:
             commits.pop()
         commits.append(commit)
 
+    @property
+    def commit_due(self) -> bool:
+        """Whether the application has taken all messages of the next commit."""
+        return bool(self._commits) and self._commits[0].upto <= self._handed_to
+
     def take_commit(self) -> int:
-        """The next commit whose messages the application has all taken; 0: there is none."""
-        if self._commits and self._commits[0].upto <= self._handed_to:
-            return self._commits.popleft().id
-        return 0
+        return self._commits.popleft().id
 
 
 _PACKET_SIZE_BYTES_MIN: Final = KIB
@@ -165,6 +180,12 @@ class Channel:
         self._scheduled = self._dispatching = self._gave_up = False
         self._unsaved: list[Buffer] = []
         self._saved_to = 0
+        self._unread: deque[tuple[int, Iterator[Frame]]] = deque()  # packets that wait for the next turn
+        self._happened: deque[Event] = deque()  # events that wait for it
+        self._loss: tuple[int, str] | None = None  # of the socket whose packets are in `_unread`
+        self._paused = False  # the socket is not read
+        self._frames_left, self._messages_left = CHANNEL_TURN_FRAMES, CHANNEL_TURN_MESSAGES
+        self._bytes_left = CHANNEL_TURN_SIZE_BYTES
         self._inbox = Inbox()
         self._waits = CommitWaits(self._call)
         self._readers, self._writers, self._watchers = Waiters(), Waiters(), Waiters()
@@ -345,7 +366,7 @@ class Channel:
         before, self._socket = self._socket, socket
         if before is not None:
             before.abort()
-        self._sockets += 1
+        self._replaced()
         generation = self.core.socket()
         self._flush()
         return generation
@@ -359,15 +380,23 @@ class Channel:
         if before is not None:
             before.send([self.core.fenced()])
             before.close()
-        self._sockets += 1
+        self._replaced()
         self._schedule()
         return generation
 
+    def _replaced(self) -> None:
+        """What was not read on the socket before counts as lost with it: both ends resend what the other has not."""
+        self._sockets += 1
+        self._unread.clear()
+        self._loss, self._paused = None, False
+
     def received(self, generation: int, data: Buffer) -> None:
-        self.core.received(generation, data)
+        self._unread.append((generation, read_packet(data)))
+        self._read()
         self._dispatch()
         if not self._scheduled and (self.core.has_output or self.core.ended):
             self._schedule()
+        self._pace()
 
     def writable_again(self, socket: Socket) -> None:
         if socket is self._socket:
@@ -377,6 +406,12 @@ class Channel:
         if socket is not self._socket:
             return
         self._socket = None
+        if self._unread:  # it came before the loss
+            self._loss = generation, reason
+        else:
+            self._detach(generation, reason)
+
+    def _detach(self, generation: int, reason: str) -> None:
         self.core.lost(generation)
         if not self.core.ended:
             self._owner.detached(self, reason)
@@ -390,12 +425,48 @@ class Channel:
 
     def turn(self) -> None:
         self._scheduled = False
+        self._frames_left, self._messages_left = CHANNEL_TURN_FRAMES, CHANNEL_TURN_MESSAGES
+        self._bytes_left = CHANNEL_TURN_SIZE_BYTES
         if self._inbox and self._on_messages is not None:
             self._offer()
+        self._deliver_commits()
+        self._dispatch()
+        self._read()
         self._dispatch()
         self._flush()
         if self._ended is None and self.core.ended:  # the store failed at the flush
             self._dispatch()
+        self._pace()
+
+    def _read(self) -> None:
+        while self._unread and not self._happened and self._frames_left > 0:
+            generation, frames = self._unread[0]
+            count = self.core.read(generation, frames, count_max=self._frames_left)
+            if count < self._frames_left:
+                self._unread.popleft()
+            self._frames_left -= count
+
+    @property
+    def _behind(self) -> bool:
+        """The application has not taken everything that it may take."""
+        if self._gave_up:
+            return False
+        return (bool(self._inbox) and self._on_messages is not None) or self._inbox.commit_due
+
+    def _pace(self) -> None:
+        """Read the socket only while nothing waits for the next turn."""
+        waits = bool(self._unread or self._happened) or self._behind
+        if waits:
+            self._schedule()
+        if self._socket is not None and waits is not self._paused:
+            self._paused = waits
+            if waits:
+                self._socket.pause_reading()
+            else:
+                self._socket.resume_reading()
+        if self._loss is not None and not self._unread:
+            loss, self._loss = self._loss, None
+            self._detach(*loss)
 
     def _flush(self) -> None:
         core = self.core
@@ -432,9 +503,12 @@ class Channel:
             return
         self._dispatching = True
         try:
-            while events := self.core.take_events():
-                for event in events:
-                    self._handle(event)
+            while not self._behind:
+                if not self._happened:
+                    self._happened.extend(self.core.take_events())
+                if not self._happened:
+                    return
+                self._handle(self._happened.popleft())
         finally:
             self._dispatching = False
 
@@ -466,22 +540,35 @@ class Channel:
             self._packet_bytes = max(_PACKET_SIZE_BYTES_MIN, self._packet_bytes // 2)
 
     def _take(self, values: list[memoryview]) -> None:
-        if self._on_messages is None or self._inbox:
+        size_bytes = sum(map(len, values))
+        now = not self._inbox and len(values) <= self._messages_left and size_bytes <= self._bytes_left
+        if self._on_messages is None or not now:
             self._inbox.put(values)
             self._offer()
         else:
             self._inbox.bypassed(len(values))
+            self._messages_left -= len(values)
+            self._bytes_left -= size_bytes
             self._hand(self._on_messages, values)
 
     def _offer(self) -> None:
         if self._on_messages is None:
             self._readers.wake()
             return
-        self._hand(self._on_messages, self._inbox.take_all())
+        if self._messages_left > 0 and self._bytes_left > 0 and not self._gave_up:
+            values = self._inbox.take_some(count_max=self._messages_left, size_bytes=self._bytes_left)
+            self._messages_left -= len(values)
+            self._bytes_left -= sum(map(len, values))
+            self._hand(self._on_messages, values)
         self._deliver_commits()
 
     def _deliver_commits(self) -> None:
-        while not self._gave_up and (commit_id := self._inbox.take_commit()):
+        while not self._gave_up and self._inbox.commit_due:
+            if self._messages_left <= 0:
+                self._schedule()
+                return
+            self._messages_left -= 1
+            commit_id = self._inbox.take_commit()
             if self.on_commit is not None:
                 self._hand(self.on_commit, commit_id)
             else:

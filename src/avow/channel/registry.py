@@ -21,6 +21,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from hmac import compare_digest
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -277,7 +278,7 @@ class IncomingSocket:
 
     def _read_hello(self, data: Buffer) -> None:
         try:
-            frames = list(read_packet(data))
+            frames = list(islice(read_packet(data), 2))
         except Malformed as error:
             self._registry.violated(self, str(error))
             return

@@ -27,6 +27,8 @@ class MemorySocket:
         self.open = True
         self.closed_by_user = False
         self._told = False
+        self._reading = True
+        self._unread: list[bytes] = []
 
     def send(self, packet: Sequence[Piece]) -> None:
         if not self.open:
@@ -36,8 +38,18 @@ class MemorySocket:
             asyncio.get_running_loop().call_soon(self.other.deliver, b"".join(packet))
 
     def deliver(self, data: bytes) -> None:
-        if self.open and not self.closed_by_user:
+        if not self._reading:
+            self._unread.append(data)
+        elif self.open and not self.closed_by_user:
             self.user.packet(self, data)
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        while self._unread and self._reading:
+            self.deliver(self._unread.pop(0))
 
     def hold_up(self) -> None:
         self.full = True

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from avow.channel.transports import webchannel
 from avow.channel.transports.webchannel import Form, Session, State, Timing, framed, read_form
-from avow.errors import InvalidRequest, Malformed, TooLarge
+from avow.errors import Busy, InvalidRequest, Malformed, TooLarge
 
 TIMING = Timing(keep_alive_s=10, expiry_s=60, back_age_s_max=100)
 
@@ -42,6 +42,11 @@ def written(one: Session, *, now: float = 0.0) -> list[Any]:
         for group in unframed(chunk.data):
             arrays += group
     return arrays
+
+
+def taken(one: Session) -> list[bytes]:
+    """The packets from the client that were not taken yet."""
+    return list(iter(one.take_packet, None))
 
 
 def packet(array: Any) -> bytes:
@@ -75,8 +80,8 @@ def test_the_handshake_names_the_session_and_its_keep_alive() -> None:
 def test_maps_in_the_handshake_are_received() -> None:
     one = session()
     one.open(form(0, b"hello", b"again"))
-    assert one.packets() == [b"hello", b"again"]
-    assert one.packets() == []
+    assert taken(one) == [b"hello", b"again"]
+    assert taken(one) == []
 
 
 # ---------------------------------------------------------------------- up
@@ -86,31 +91,31 @@ def test_maps_in_the_handshake_are_received() -> None:
 def test_both_notations_of_a_map_are_read(raw: bool) -> None:
     one = session()
     one.forward(form(0, bytes(range(256)), b"", raw=raw), aid=0, now=0)
-    assert one.packets() == [bytes(range(256)), b""]
+    assert taken(one) == [bytes(range(256)), b""]
 
 
 def test_a_retried_post_with_more_maps_adds_only_the_new_ones() -> None:
     one = session()
     one.forward(form(0, b"a", b"b"), aid=0, now=0)
     one.forward(form(0, b"a", b"b", b"c"), aid=0, now=0)
-    assert one.packets() == [b"a", b"b", b"c"]
+    assert taken(one) == [b"a", b"b", b"c"]
 
 
 def test_posts_that_overtake_each_other_are_put_in_order() -> None:
     one = session()
     one.forward(form(3, b"d"), aid=0, now=0)
     one.forward(form(1, b"b", b"c"), aid=0, now=0)
-    assert one.packets() == []
+    assert taken(one) == []
     assert one.statistics()["held"] == 3
     one.forward(form(0, b"a"), aid=0, now=0)
-    assert one.packets() == [b"a", b"b", b"c", b"d"]
+    assert taken(one) == [b"a", b"b", b"c", b"d"]
     assert one.statistics()["held"] == 0
 
 
 def test_a_post_with_gaps_between_its_maps_is_read() -> None:
     one = session()
     one.forward(read_form(b"count=2&ofs=0&req101_f=Yg==&req0_f=YQ=="), aid=0, now=0)
-    assert one.packets() == [b"a"]
+    assert taken(one) == [b"a"]
     assert one.statistics()["held"] == 1
 
 
@@ -122,7 +127,19 @@ def test_early_maps_are_held_up_to_a_bound() -> None:
     with pytest.raises(TooLarge):
         one.forward(form(50_000, b"x"), aid=0, now=0)
     one.forward(form(0, b"first"), aid=0, now=0)
-    assert len(one.packets()) == 10_001
+    assert len(taken(one)) == 10_001
+
+
+def test_posts_are_refused_while_too_many_packets_wait_to_be_taken() -> None:
+    one = session()
+    size = webchannel.MAPS_HELD_SIZE_BYTES_MAX // 2
+    one.forward(Form({0: bytes(size)}), aid=0, now=0)
+    one.forward(Form({1: bytes(size)}), aid=0, now=0)
+    with pytest.raises(Busy):
+        one.forward(Form({2: b"x"}), aid=0, now=0)
+    assert one.take_packet() == bytes(size)
+    one.forward(Form({2: b"x"}), aid=0, now=0)
+    assert [len(packet) for packet in taken(one)] == [size, 1]
 
 
 def test_a_post_is_answered_with_the_back_channel_state_and_what_is_outstanding() -> None:
@@ -188,10 +205,10 @@ def test_an_error_leaves_the_session_as_it_was() -> None:
             one.forward(form(0, b"lost?"), aid=aid, now=0)
         with pytest.raises(InvalidRequest):
             one.back(aid=aid, streaming=True, now=0)
-    assert one.packets() == []
+    assert taken(one) == []
     assert one.state is State.STREAMING
     one.forward(form(0, b"not lost"), aid=1, now=0)
-    assert one.packets() == [b"not lost"]
+    assert taken(one) == [b"not lost"]
 
 
 # ---------------------------------------------------------------------- down

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.channel.test_webchannel import body, session, unframed
+from tests.unit.channel.test_webchannel import body, session, taken, unframed
 
 from avow.channel.transports.webchannel import Session, read_form
 
@@ -102,7 +102,7 @@ def test_through_any_failures_everything_arrives_once_and_in_order(steps: list[s
             client.read()
         elif step == "tick":
             one.tick(30)
-        up += one.packets()
+        up += taken(one)
         assert up == [b"up %d" % n for n in range(len(up))]
         assert client.received == [b"down %d" % n for n in range(len(client.received))]
     assert len(up) == client.sent

@@ -21,7 +21,7 @@ why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hmac import compare_digest
 from itertools import groupby
 
@@ -48,6 +48,7 @@ from avow.channel.protocol.frames import (
     Data,
     End,
     EndCode,
+    Frame,
     Hello,
     ack_bytes,
     end_bytes,
@@ -215,15 +216,20 @@ class Core:
 
     def received(self, generation: int, packet: Buffer) -> None:
         """Process a packet from the socket of that generation. Packets from a fenced socket are ignored."""
-        if generation != self.generation or self.link not in (Link.GREETING, Link.UP):
-            return
+        self.read(generation, read_packet(packet))
+
+    def read(self, generation: int, frames: Iterator[Frame], *, count_max: int | None = None) -> int:
+        """Process the next frames of a packet. Returns how many; fewer than `count_max` means that it is finished."""
+        count = 0
         try:
-            for frame in read_packet(packet):
-                self._handle_frame(frame)
-                if self.link not in (Link.GREETING, Link.UP):
-                    return
+            while generation == self.generation and self.link in (Link.GREETING, Link.UP) and count != count_max:
+                self._handle_frame(next(frames))
+                count += 1
+        except StopIteration:
+            pass
         except Malformed as error:
             self._violated(str(error))
+        return count
 
     def lost(self, generation: int) -> None:
         """That socket was lost. The channel stays open and waits for the next socket."""
@@ -288,7 +294,7 @@ class Core:
 
     # ------------------------------------------------------------------ input
 
-    def _handle_frame(self, frame: Hello | Data | Commit | Ack | End) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         if type(frame) is End:
             self._handle_end(frame)
         elif self.link is Link.GREETING:

@@ -26,6 +26,11 @@ class Socket(Protocol):
     def full(self) -> bool:
         """If true, wait for `writable` before sending more. Packets that are sent regardless are buffered."""
 
+    def pause_reading(self) -> None:
+        """Deliver no more packets until `resume_reading`, apart from those that were parsed already. Idempotent."""
+
+    def resume_reading(self) -> None: ...
+
     def close(self, *, code: int = 1000, reason: str = "") -> None:
         """Close after what was sent before has left, as long as the other end accepts it."""
 

@@ -18,7 +18,8 @@ arrive first. So maps are identified by number, and those that arrive early are 
 *Down*: an array is kept until the client reports it, or a later one, as the last it has seen (`AID`). A new back
 channel starts after that. The client reports it only with a request, so the server ends a back channel after some
 bytes, arrays or minutes: the next one acknowledges. That also detects clients that have vanished.
-*Bounds*: `full` asks the channel above to stop sending; it overshoots by one packet at most.
+*Bounds*: `full` asks the channel above to stop sending; it overshoots by one packet at most. While the channel above
+takes no packets, they are kept up to a limit, and then POSTs are refused as BUSY. The client repeats them.
 
 Nothing here reads a clock or a socket. Invalid input raises an error and leaves the session unchanged.
 
@@ -39,6 +40,7 @@ from __future__ import annotations
 import re
 from binascii import Error as NotBase64
 from binascii import a2b_base64, b2a_base64
+from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
@@ -48,7 +50,7 @@ import msgspec
 from msgspec import Struct
 
 from avow.channel.transports.socket import Piece
-from avow.errors import InvalidRequest, Malformed, TooLarge
+from avow.errors import Busy, InvalidRequest, Malformed, TooLarge
 from avow.limits import CHANNEL_PACKET_SIZE_BYTES_MAX, KIB, MIB
 
 NUMBER_MAX: Final = (1 << 53) - 1  # the largest integer that JavaScript represents exactly
@@ -246,7 +248,7 @@ class _Arrays:
 
 
 class Session:
-    """The caller does the IO: it answers requests with the returned bytes, passes `packets` on, writes `chunk`s to the
+    """The caller does the IO: it answers requests with the returned bytes, passes packets on, writes `chunk`s to the
     back channel while there are any and it accepts them, and checks `state` after every input: OVER is final."""
 
     def __init__(self, sid: str, *, now: float, timing: Timing | None = None) -> None:
@@ -255,7 +257,8 @@ class Session:
         self.reason = ""  # why it ended
         self._timing = timing or Timing()
         self._maps, self._arrays = _Maps(), _Arrays()
-        self._packets: list[bytes] = []
+        self._packets: deque[bytes] = deque()  # in order, not taken by the channel above
+        self._packets_bytes = 0
         self._close_id = 0  # the number of the `close` array; 0: not sent
         self._close_seen: tuple[tuple[int, int], float] = ((-1, -1), now)  # position of the arrays, and since when
         self._back = 0  # the number of the latest back channel
@@ -267,14 +270,19 @@ class Session:
 
     def open(self, form: Form) -> bytes:
         """The handshake. Returns array 0, which clients expect unframed."""
-        self._packets += self._maps.take(form.maps)
+        self._put(self._maps.take(form.maps))
         keep_alive_ms = round(self._timing.keep_alive_s * 1000)
         return b'[[0,["c","%b","",%d,%d,%d]]]' % (self.sid.encode("ascii"), VERSION, SERVER_VERSION, keep_alive_ms)
 
     def forward(self, form: Form, *, aid: int, now: float) -> bytes:
         """A POST with maps. Returns the body of its answer."""
         self._check(aid)
-        self._packets += self._maps.take(form.maps)
+        if len(self._packets) >= MAPS_HELD_MAX or self._packets_bytes >= MAPS_HELD_SIZE_BYTES_MAX:
+            raise Busy(
+                f"{len(self._packets)} packets of this session wait to be processed; nothing of this POST was "
+                "received. Send it again"
+            )
+        self._put(self._maps.take(form.maps))
         self._silent_since = now
         self._acknowledged(aid)
         arrays = self._arrays
@@ -350,10 +358,17 @@ class Session:
             elif now - since > self._timing.close_s:
                 self._end("this end closed it")
 
-    def packets(self) -> list[bytes]:
-        """The packets received since the last call."""
-        packets, self._packets = self._packets, []
-        return packets
+    def _put(self, packets: list[bytes]) -> None:
+        self._packets.extend(packets)
+        self._packets_bytes += sum(map(len, packets))
+
+    def take_packet(self) -> bytes | None:
+        """The next packet from the client; None if there is none now."""
+        if not self._packets:
+            return None
+        packet = self._packets.popleft()
+        self._packets_bytes -= len(packet)
+        return packet
 
     def chunk(self, now: float) -> Chunk | None:
         """The next chunk; None if there is nothing to write now. Call it again after `send`, `back` and `tick`."""

@@ -11,6 +11,8 @@ message.
 anything for `ping_s` sends a ping, which every WebSocket implementation answers. Without a byte received for `silent_s`
 the socket is lost, unless the other end still reads what is sent: a large packet may take long.
 *Closing*: the other end has `close_s` to answer, longer only while it reads what was sent before.
+*Turns*: after CHANNEL_TURN_WS_FRAMES frames reading is paused, and the rest of what was received is parsed in the next
+turn of the loop. The library parses all that it is given, so it gets pieces.
 *Bounds*: one message has at most MESSAGE_SIZE_BYTES_MAX. Beyond OUTPUT_SIZE_BYTES of unsent bytes the socket is `full`,
 and its user must wait. An other end that sends pings without reading the pongs is disconnected.
 """
@@ -29,7 +31,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import Event, Protocol, Side, State
 
 from avow.channel.transports.socket import Piece, SocketUser
-from avow.limits import CHANNEL_PACKET_SIZE_BYTES_MAX, KIB, MIB
+from avow.limits import CHANNEL_PACKET_SIZE_BYTES_MAX, CHANNEL_TURN_WS_FRAMES, KIB, MIB
 
 try:
     from websockets.speedups import apply_mask
@@ -41,6 +43,7 @@ OUTPUT_SIZE_BYTES: Final = 256 * KIB  # a larger buffer is slower to send, becau
 _UNSENT_SIZE_BYTES_MAX: Final = MESSAGE_SIZE_BYTES_MAX + 4 * MIB
 _JOINED_SIZE_BYTES_MAX: Final = 16 * KIB  # below this one copy costs less than a gathering write
 _REASON_SIZE_BYTES_MAX: Final = 120
+_PIECE_SIZE_BYTES: Final = 8 * KIB  # received bytes parsed at once: up to 1,365 empty frames of a client
 
 #: For the library, whose log lines for each socket and frame are not useful here.
 QUIET: Final = logging.getLogger("avow.websocket")
@@ -70,6 +73,11 @@ class WebSocket(asyncio.Protocol):
         self._patience = patience
         self._masks = _masks() if protocol.side is Side.CLIENT else None
         self._fragments = bytearray()
+        self._unparsed = memoryview(b"")
+        self._turn_frames = 0  # parsed since other connections had a turn
+        self._turn_due = False
+        self._held = False  # the user has paused reading
+        self._reading = True
         self._full = False
         self._over = False  # of the user's callbacks only `lost` is still called
         self._why = ""
@@ -104,10 +112,20 @@ class WebSocket(asyncio.Protocol):
     def full(self) -> bool:
         return self._full or self._over
 
+    def pause_reading(self) -> None:
+        self._held = True
+        self._stop_reading()
+
+    def resume_reading(self) -> None:
+        if self._held:
+            self._held = False
+            self._take_turn_soon()
+
     def close(self, *, code: int = 1000, reason: str = "") -> None:
         if self._over:
             return
         self._over = True
+        self.resume_reading()  # the other end's close must be read
         self._why = self._why or "closed by this end"
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(code, _short(reason))
@@ -126,18 +144,21 @@ class WebSocket(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=OUTPUT_SIZE_BYTES, low=OUTPUT_SIZE_BYTES // 4)
         loop = asyncio.get_running_loop()
         self._now: Callable[[], float] = loop.time
-        self._later = loop.call_later
+        self._later, self._soon = loop.call_later, loop.call_soon
         self._received_at = self._now()
         self._wait(self._patience.ping_s)
         self._user.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self._received_at = self._now()
-        self._protocol.receive_data(data)
-        self.receive(self._protocol.events_received())
+        self._unparsed = memoryview(self._unparsed.tobytes() + data if self._unparsed else data)
+        self._parse()
 
     def eof_received(self) -> None:
         """Pending output is still written, then the transport closes itself."""
+        while self._unparsed:  # a transport with TLS may have read ahead
+            self._held, self._turn_frames = False, 0
+            self._parse()
         self._protocol.receive_eof()
         self._write_output()
 
@@ -151,6 +172,7 @@ class WebSocket(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
+        self._unparsed = memoryview(b"")
         self._timer.cancel()
         self._user.lost(self, self._why or self._reason(exc))
 
@@ -161,6 +183,37 @@ class WebSocket(asyncio.Protocol):
         if protocol.parser_exc is not None and not isinstance(protocol.parser_exc, EOFError):
             return f"the other end violated the WebSocket protocol: {protocol.parser_exc}"
         return f"the connection was lost: {exc}" if exc is not None else "the other end closed the connection"
+
+    # ------------------------------------------------------------------ turns
+
+    def _parse(self) -> None:
+        """Parse what was received, until nothing is left or it is another connection's turn."""
+        while self._unparsed and not self._held and self._turn_frames < CHANNEL_TURN_WS_FRAMES:
+            piece, self._unparsed = self._unparsed[:_PIECE_SIZE_BYTES], self._unparsed[_PIECE_SIZE_BYTES:]
+            self._protocol.receive_data(piece)  # type: ignore[arg-type]  # it is appended to a bytearray
+            events = self._protocol.events_received()
+            self._turn_frames += len(events)
+            self.receive(events)
+        if self._unparsed and not self._held:
+            self._stop_reading()
+            self._take_turn_soon()
+
+    def _take_turn_soon(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            self._soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn_due, self._turn_frames = False, 0
+        self._parse()
+        if not (self._unparsed or self._held or self._reading or self._transport.is_closing()):
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _stop_reading(self) -> None:
+        if self._reading and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
 
     # ------------------------------------------------------------------ frames
 
@@ -243,7 +296,7 @@ class WebSocket(asyncio.Protocol):
 
     def _check_alive(self) -> None:
         now, ping_s, silent_s = self._now(), self._patience.ping_s, self._patience.silent_s
-        if self._other_end_reads():
+        if self._other_end_reads() or not self._reading:
             self._received_at = now
         quiet = now - self._received_at
         late = now - self._tick_at > ping_s / 2  # the loop was blocked and has not read yet what arrived meanwhile

@@ -98,6 +98,7 @@ class WebChannelSocket:
         self._loop = asyncio.get_running_loop()
         self._stream: Stream | None = None
         self._flush_due = self._closing = self._lost = False
+        self._held = self._delivering = False
         self._waiting = False  # its user saw `full` and waits for `writable`
 
     @property
@@ -114,6 +115,13 @@ class WebChannelSocket:
     def full(self) -> bool:
         self._waiting = self._closing or self._session.full or self._session.state is State.OVER
         return self._waiting
+
+    def pause_reading(self) -> None:
+        self._held = True
+
+    def resume_reading(self) -> None:
+        self._held = False
+        self._deliver()
 
     def close(self, *, code: int = 1000, reason: str = "") -> None:  # noqa: ARG002
         """What was sent before still goes to the client. WebChannel cannot transfer `code` and `reason`."""
@@ -163,6 +171,10 @@ class WebChannelSocket:
         self._flush()
 
     def terminate(self) -> None:
+        """The client has said everything: what it said before is not lost, even if its user reads slowly."""
+        with self._guarded():
+            while not self._closing and (packet := self._session.take_packet()) is not None:
+                self._user.packet(self, packet)
         self._session.terminate()
         self._update()
 
@@ -174,11 +186,16 @@ class WebChannelSocket:
     # ------------------------------------------------------------------ internals
 
     def _deliver(self) -> None:
+        if self._delivering:  # the user resumes from within `packet`
+            return
         with self._guarded():
-            for packet in self._session.packets():
-                if self._closing or self._session.state is State.OVER:
-                    return
+            self._delivering = True
+            while not (self._held or self._closing or self._session.state is State.OVER):
+                packet = self._session.take_packet()
+                if packet is None:
+                    break
                 self._user.packet(self, packet)
+            self._delivering = False
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -8,9 +8,9 @@ error ends with an answer and a closed connection, or only a closed connection; 
 
 *Order*: `_dispatched` holds the requests that were dispatched and whose answers were not sent. Only the answer of the
 first one may be sent; a stream stays there until it is closed.
-*Bounds*: one chunk from the socket may hold thousands of small requests. At most PIPELINED_MAX are dispatched, and none
-while more than OUTPUT_SIZE_BYTES_MAX of answers wait here or in the socket. The rest stays in `_backlog`, which is
-bounded by the chunk, and reading is paused meanwhile.
+*Bounds*: one chunk from the socket may hold thousands of small requests. At most PIPELINED_MAX are dispatched and not
+answered, at most PIPELINED_MAX in one turn of the loop, and none while more than OUTPUT_SIZE_BYTES_MAX of answers wait
+here or in the socket. The rest stays in `_backlog`, which is bounded by the chunk, and reading is paused meanwhile.
 *Lingering*: closing a socket with unread bytes resets it, and the client may lose the answer that gives the reason. So
 after such an answer only the sending side is closed, and for a moment received bytes are discarded.
 *Upgrades*: after a request for an upgrade nothing is parsed before the request is answered. The bytes that follow then
@@ -62,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._feeding = self._flush_due = self._full = self._reading_paused = False
         self._phase, self._since, self._full_since = _IDLE, 0.0, 0.0
         self._begun = 0  # requests that began in the current chunk
+        self._turn_left = PIPELINED_MAX  # requests that may be dispatched before other connections have a turn
         self._ending = False  # the client has closed its sending side
         self._refusal: Reply | None = None  # the last answer of this connection
         self._stream: Stream | None = None  # the stream that is being sent
@@ -211,18 +212,15 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ requests
 
     def _feed(self, data: bytes | memoryview) -> None:
-        for _ in range(PIPELINED_MAX):
+        while data:
             try:
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._after_upgrade(memoryview(data)[upgrade.args[0] :])
-                if not data:
-                    return
             except httptools.HttpParserError as error:
                 self._refuse_malformed(error)
                 return
-        self._refuse_malformed(InvalidRequest("too many upgrades"))
 
     def _refuse_malformed(self, error: Exception) -> None:
         if self._refusal is None:
@@ -271,13 +269,16 @@ class Connection(asyncio.Protocol):
 
     def _may_dispatch(self) -> bool:
         room = self._waiting_size < OUTPUT_SIZE_BYTES_MAX and not self._full
-        return room and len(self._dispatched) < PIPELINED_MAX
+        return room and self._turn_left > 0 and len(self._dispatched) < PIPELINED_MAX
 
     def _dispatch(self, request: HttpRequest) -> None:
         listener = self.listener
         listener.requests += 1
         listener.in_flight += 1
         request.in_flight = True
+        self._turn_left -= 1
+        if not self._turn_left:
+            listener.soon(self._next_turn)
         self._dispatched.append(request)
         try:
             listener.handle(request)
@@ -306,6 +307,10 @@ class Connection(asyncio.Protocol):
             self._reading_paused = False
             self._since = self.listener.now()
             self._transport.resume_reading()
+
+    def _next_turn(self) -> None:
+        self._turn_left = PIPELINED_MAX
+        self._proceed()
 
     def _pause_reading(self) -> None:
         if not self._reading_paused and self._transport is not None:

@@ -225,7 +225,7 @@ def test_thousands_of_requests_after_a_slow_one_are_answered_in_order() -> None:
     client.protocol.data_received(request(b"wait") + b"".join(request(b"%d" % n) for n in range(5000)))
     assert not client.sent
     waiting[0].answer(200, b"first")
-    for _ in range(3):
+    for _ in range(3 + 5000 // PIPELINED_MAX):
         bench.turn()
     assert bodies(client) == [b"first", *(b"%d" % n for n in range(5000))]
     assert client.reading
@@ -254,6 +254,20 @@ def test_large_answers_do_not_accumulate_for_pipelined_requests() -> None:
     client.stuck = True
     client.protocol.data_received(request(b"a") * 200)
     assert len(client.sent) < 2 * OUTPUT_SIZE_BYTES_MAX + (2 << 20)
+
+
+def test_a_chunk_of_many_requests_takes_many_turns_also_if_each_is_answered_at_once() -> None:
+    bench = Bench(echo)
+    client = bench.connect()
+    client.protocol.data_received(request(b"a") * (2 * PIPELINED_MAX + 10))
+    answered = []
+    for _ in range(4):
+        answered.append(len(bodies(client)))
+        bench.turn()
+    assert answered == [PIPELINED_MAX, 2 * PIPELINED_MAX, 2 * PIPELINED_MAX + 10, 2 * PIPELINED_MAX + 10]
+    assert client.reading
+    client.protocol.data_received(request(b"a"))
+    assert len(bodies(client)) == 2 * PIPELINED_MAX + 11
 
 
 def test_waiting_ends_when_the_client_hangs_up() -> None:
