@@ -310,7 +310,8 @@ class Leadership:
             self._effects.send_all(self._state.other_voters(), Confirm(self.ballot, self.reads.round))
 
     def _ask(self, progress: Progress) -> None:
-        """An Enqueue without entries. Messages stay in order, so its answer comes after those to entries sent before."""
+        """An Enqueue without entries. Messages stay in order, so its answer comes after the answers to entries sent
+        before."""
         state, after, log = self._state, progress.next, self._state.log
         origin = log.origin(after)
         if origin < 0:
