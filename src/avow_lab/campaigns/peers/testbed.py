@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from avow.errors import Offline
+from avow.errors import Malformed, Offline
 from avow.limits import MIB, WAL_SEGMENT_SIZE_BYTES, WAL_SEGMENTS_MIN
 from avow.testing.cluster import wait_until
 from avow.transport.blocking import connection_to
@@ -96,8 +96,13 @@ class PeerApi:
             before, end = len(final.codes), answer.number(b"avow-end")
             if end is None:
                 raise Offline(f"{self.url} answered without the end of lane {final.lane} of {final.queue}")
-            for found in parse_ranges(memoryview(answer.body)):
-                _take(final, found)
+            try:
+                for found in parse_ranges(memoryview(answer.body)):
+                    _take(final, found)
+            except Malformed as wrong:
+                raise Offline(
+                    f"{self.url} answered with ranges that are wrong after {len(final.codes)}: {wrong}"
+                ) from wrong
             if len(final.codes) >= end:
                 return
             if len(final.codes) == before:
@@ -287,7 +292,8 @@ class Testbed:
                 for lane in queue["lanes"]:
                     found = api.read_lane(number, queue["name"], lane["lane"])
                     if found.unreadable:
-                        return f"lane {lane['lane']} of {queue['name']} after version {len(found.codes)}"
+                        where = f"lane {lane['lane']} of {queue['name']} after version {len(found.codes)}"
+                        return f"{where}: {found.unreadable}"
         return ""
 
     # ------------------------------------------------------------------ disks
