@@ -17,9 +17,11 @@ A lane ends before its first unreadable entry (`damaged_from`). Nothing is delet
 
 If a part of the log is gone that was synced, any lane may have lost anything: entries, a cut, a promise. Then every
 lane promises the highest ballot that the mark has for any lane, and counts as damaged; a lane of which nothing was
-found may have been lost as a whole (`lost_below`). So this peer votes for nobody on the strength of what it has,
-contradicts no promise it made, and is sent everything again. That needs the mark, and other peers: without a mark the
-peer is unfit to vote, and a peer that is alone in its cluster refuses to start, before anything is written.
+found may have been lost as a whole (`lost_below`). A lane ends at its snapshot: what is in that was committed and is
+never replaced, but a later entry in the files may be older or newer than its neighbours. So this peer votes for nobody
+on the strength of what it has, contradicts no promise it made, and is sent the rest again. That needs the mark, and
+other peers: without a mark the peer is unfit to vote, and a peer that is alone in its cluster refuses to start, before
+anything is written.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from avow.storage.checkpoint import (
 from avow.storage.files import Files
 from avow.storage.lane_state import LaneState
 from avow.storage.replay import Extent, LanePlan, Log, replay
-from avow.storage.segments import NEW_FILE, LaneFiles, shorten
+from avow.storage.segments import LaneFiles, shorten
 from avow.storage.store import Sizes
 from avow.storage.sync_mark import MARKS, Mark, SyncMark, read_mark
 from avow.wire.messages import Entry, Snapshot
@@ -130,7 +132,7 @@ def _reached(log: Log, mark: Mark | None) -> Mark:
 def _lose_part_of_log(log: Log, rebuilds: dict[int, _Rebuild], reached: Mark) -> None:
     for number, plan in log.plans.items():
         plan.state.lose_part_of_log(reached.promised)
-        rebuilds[number].lost = True
+        rebuilds[number].gap = log.gap
     log.incarnation = reached.incarnation
     log.lost_below, log.lost_promised = LOST_UNBOUNDED, reached.promised
 
@@ -208,12 +210,12 @@ def _sync(files: Files, lanes: dict[int, RecoveredLane]) -> None:
 class _Rebuild:
     """Changes a lane's files according to its plan. Nothing is written before `lane`, whose result is the lane.
 
-    `lost`: a part of the log is gone.
+    `gap`: a part of the log is gone that may have had any operation of the lane.
     """
 
     def __init__(self, files: Files, sizes: Sizes, number: int, plan: LanePlan, damage: list[StorageDamaged]) -> None:
         self._files, self._number, self._plan, self._damage = files, number, plan, damage
-        self.lost = False
+        self.gap = False
         self._lane = LaneFiles(
             files,
             number,
@@ -254,15 +256,22 @@ class _Rebuild:
     def lane(self) -> RecoveredLane:
         plan = self._plan
         self._lane.set_aside_foreign()
-        if self.lost:  # files after the last one that the plan knows may be all that is left of lost operations
-            self._lane.set_aside_after(max(plan.tail[0], plan.state.end))
-        if plan.touched:
+        if self.gap:
+            self._end_at_snapshot()
+        elif plan.touched:
             self._follow()
-        elif self.lost:
-            self._lane.end_at((plan.tail[0], NEW_FILE))
         else:
             self._lane.end_at(plan.tail)
         return RecoveredLane(plan.state, self._lane, plan.snapshot_lsn, plan.snapshot_crc, plan.unreadable_upto)
+
+    def _end_at_snapshot(self) -> None:
+        """Keep what is after it under another name: it may be all that is left of those entries."""
+        state = self._plan.state
+        state.lose_from(max(state.snapshot, state.base) + 1)
+        self._write_snapshot()
+        self._lane.set_aside_after(0 if self._plan.void else state.end)
+        self._lane.trim(state.base)
+        self._lane.start_new_file()
 
     @property
     def _snapshot_path(self) -> str:

@@ -10,7 +10,9 @@ An operation that replaces a suffix or cuts the lane lowers `keep` or drops exte
 extents are needed. An extent whose bytes are damaged in the log keeps its checksum, and the lane's file may have them.
 
 Folding stops at the first operation that was never completely written. If an lsn is missing although it was synced, any
-lane may have lost entries, a cut or a promise: the log is `lost`, and what else is found of it is still folded.
+lane may have lost entries, a cut or a promise: the log has a gap. What follows a gap cannot be folded: without a cut
+that was lost, later entries would stand behind others than when they were written. Only promises, fences and run
+numbers are taken from it.
 
 Scanning a segment must distinguish a torn tail from damage. A power cut in the middle of a write leaves a torn tail,
 which must be dropped silently: it was never acknowledged. A record that was synced and then damaged looks the same, but
@@ -248,7 +250,8 @@ class LanePlan:
 class Log:
     """`plans` has every lane, also those that are not in the log. `used`: the highest segment number found.
 
-    `lost`: why the log is known to lack operations that were synced; empty: it lacks none.
+    `lost`: why the log is known to lack operations that were synced; empty: it lacks none. `gap`: they may be of any
+    kind; otherwise they are promises.
     """
 
     plans: dict[int, LanePlan]
@@ -259,6 +262,11 @@ class Log:
     lost_below: int = 0
     lost_promised: int = 0
     lost: list[StorageDamaged] = field(default_factory=list)
+    gap: bool = False
+
+    def lack(self, flaw: StorageDamaged) -> None:
+        self.lost.append(flaw)
+        self.gap = True
 
 
 def replay(files: Files, checkpoint: Checkpoint, mark: Mark | None, damage: list[StorageDamaged]) -> Log:
@@ -282,13 +290,13 @@ def replay(files: Files, checkpoint: Checkpoint, mark: Mark | None, damage: list
         if lsn > log.lsn + 1:
             if log.lsn + 1 > durable:
                 break
-            log.lost.append(_missing(best, missing=log.lsn + 1))
+            log.lack(_missing(best, missing=log.lsn + 1))
         if best.payload is None and lsn > durable:
             break
         _fold(log, best, damage)
         log.lsn = lsn
     if log.lsn < durable:
-        log.lost.append(
+        log.lack(
             StorageDamaged(
                 file="wal", position=0, expected=f"lsn {log.lsn + 1} to {durable}, which were synced", found="nothing"
             )
@@ -316,7 +324,8 @@ def _scan_segments(
         if opening is None:
             damage += flaws
             if mark is None:
-                log.lost += flaws  # what it had is unknown, and nothing else says whether it matters
+                for flaw in flaws:
+                    log.lack(flaw)  # what it had is unknown, and nothing else says whether it matters
             continue
         log.used = max(log.used, opening.sequence)
         if opening.sequence >= checkpoint.replay_from:
@@ -374,6 +383,9 @@ def _fold(log: Log, found: Found, damage: list[StorageDamaged]) -> None:
     if plan is None:
         plan = log.plans[header.lane] = LanePlan(LaneState(), 0, (0, NEW_FILE), keep=0)
     plan.touched = True
+    if log.gap and header.kind not in (WalKind.STATE, WalKind.FENCE):
+        plan.state.lost_upto = max(plan.state.lost_upto, header.first + max(0, header.entries - 1))
+        return
     try:
         _fold_lane(plan, found)
     except ValueError as misfit:

@@ -27,7 +27,9 @@ from avow.replication.effects import (
 )
 from avow.storage.checkpoint import read_checkpoint, write_checkpoint
 from avow.storage.file_store import FileStore
+from avow.storage.replay import SegmentScan, opening_of
 from avow.storage.sync_mark import MARKS
+from avow.storage.wal_records import SEGMENT_START, WalKind
 from avow_lab.simulator.power_cut import RecordedFiles
 
 SMALL = replace(TINY, wal_segments=2, lane_segment_bytes=400, reserved_bytes=512)
@@ -274,3 +276,36 @@ def test_missing_entries_below_the_snapshot_are_remembered_until_they_are_trimme
     store.write([SaveTrim(1, lane.unreadable_upto)], ignore)
     store.close()
     assert opened(files).load().lanes[1].unreadable_upto == 0
+
+
+def test_entries_after_a_missing_part_of_the_log_do_not_follow_older_ones() -> None:
+    """A replacement of the lane's end is gone, and what was appended after it is not."""
+    files = RecordedFiles()
+    store = opened(files)
+    store.load()
+    store.write([appended(1, 1, 3), SaveSnapshot(1, snapshot(2), reset=False), appended(1, 4, 10)], ignore)
+    store.close()
+    store = opened(files)
+    store.load()
+    for ops in ([SaveCut(1, 5), appended(1, 6, 8, origin=2)], [appended(1, 9, 12, origin=2), SaveState(1, 77, 9)]):
+        store.write(ops, ignore)
+        store.sync()
+    path = max((path for path in files.paths() if path.startswith("wal/")), key=lambda each: sequence_of(files, each))
+    data = files.content(path)
+    opening, _ = opening_of(bytes(data[:SEGMENT_START]), file=path)
+    assert opening is not None
+    lost = SegmentScan(bytes(data), file=path, opening=opening).found[:2]
+    assert [each.header.kind for each in lost] == [WalKind.CUT, WalKind.ENTRIES]
+    for each in lost:
+        data[each.offset : each.offset + each.header.size] = bytes(each.header.size)
+    found = opened(files).load()
+    lane = found.lanes[1]
+    assert found.lost_below == LOST_UNBOUNDED
+    assert (lane.snapshot, lane.entries, lane.damaged_from) == (snapshot(2), [], 3)
+    assert lane.promised >= 77
+    assert files.content("lanes/1/00000000000000000001.log"), "what cannot be trusted is not deleted"
+
+
+def sequence_of(files: RecordedFiles, path: str) -> int:
+    opening, _ = opening_of(bytes(files.content(path))[:SEGMENT_START], file=path)
+    return 0 if opening is None else opening.sequence
