@@ -48,6 +48,7 @@ WORDS: Final[Mapping[str, str]] = {
     "storage Wal.commit": "writes the group to the log and syncs it",
     "storage DiskFiles.write": "pwritev",
     "storage DiskFiles.sync": "fdatasync",
+    "storage SyncMark.write": "notes beside the log how far it was synced",
     "server Peer._synced": "the proof of the sync comes back",
     "node Node.persisted": "gives it to the lanes whose effects were synced",
     "node TwoPhaseLane.persisted": "tells the core, then follows it",

@@ -21,6 +21,7 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 from tests.docs.docs_blocks import Block
@@ -37,6 +38,8 @@ from avow.spark.pipelines.spec import parse_spec
 COMMAND_S: Final = 300
 _USUAL: Final = re.compile(r"127\.0\.0\.1:740([1-3])")
 _IN_PROCESS: Final = "avow pipeline run "
+_NOT_CONNECTED: Final = "Python worker failed to connect back"
+_STARTS_MAX: Final = 5
 
 
 class Page:
@@ -90,8 +93,20 @@ class Page:
             if code.co_flags & inspect.CO_COROUTINE:
                 self._loop.run(_awaited(code, self._names))
             else:
-                exec(code, self._names)
+                self._exec(code)
         return out.getvalue()
+
+    def _exec(self, code: CodeType) -> None:
+        """Spark gives a Python worker ten seconds to connect back, and no setting changes that. Only if one took longer
+        is the block run again."""
+        for left in range(_STARTS_MAX - 1, -1, -1):
+            try:
+                exec(code, self._names)
+            except Exception as error:
+                if not left or _NOT_CONNECTED not in str(error):
+                    raise
+            else:
+                return
 
     def _run_sql(self, block: Block, text: str) -> None:
         from avow.spark import session

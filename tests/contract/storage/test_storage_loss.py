@@ -287,9 +287,10 @@ def test_entries_after_a_missing_part_of_the_log_do_not_follow_older_ones() -> N
     store.close()
     store = opened(files)
     store.load()
-    for ops in ([SaveCut(1, 5), appended(1, 6, 8, origin=2)], [appended(1, 9, 12, origin=2), SaveState(1, 77, 9)]):
-        store.write(ops, ignore)
-        store.sync()
+    store.write([SaveCut(1, 5), appended(1, 6, 8, origin=2)], ignore)
+    store.sync()
+    store.write([appended(1, 9, 12, origin=2), SaveState(1, 77, 9)], ignore)
+    store.sync()
     path = max((path for path in files.paths() if path.startswith("wal/")), key=lambda each: sequence_of(files, each))
     data = files.content(path)
     opening, _ = opening_of(bytes(data[:SEGMENT_START]), file=path)
