@@ -186,11 +186,19 @@ class UnknownPeer(Refused):
 
 
 class PeerRemoved(Refused):
-    """The peer was removed from the cluster and serves nothing any more. Nothing was done. Use another peer."""
+    """The peer was removed from the cluster and serves nothing any more. Nothing was done. Use another peer; `peers`
+    has the addresses of those that were in the cluster with it."""
 
     code = "PEER_REMOVED"
-    http_status = 410
+    http_status = 421
     retriable = True
+
+    def __init__(self, message: str, *, peers: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.peers = peers
+
+    def details(self) -> dict[str, Any]:
+        return {"peers": list(self.peers)}
 
 
 class UnknownSubscriber(Refused):

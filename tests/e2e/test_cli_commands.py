@@ -195,7 +195,7 @@ def test_doctor_reports_a_healthy_cluster(up: Up) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("status",), ("queue", "list"), ("enqueue", "orders", "x"), ("read", "orders"), ("peer", "remove", "1")],
+    [("status",), ("queue", "list"), ("enqueue", "orders", "x"), ("read", "orders"), ("peer", "remove", "1", "--yes")],
 )
 def test_an_unreachable_cluster_is_reported_at_once_with_advice(arguments: tuple[str, ...]) -> None:
     run = avow(*arguments, api="http://127.0.0.1:1")
@@ -245,7 +245,8 @@ def test_the_printed_command_starts_a_peer_that_joins_and_remove_takes_it_out_ag
             assert process.stdout is not None
             number = json.loads(process.stdout.readline())["number"]
             wait_until(lambda: _state(up, number) == "ready", timeout_s=60, what="it votes")
-            assert done(avow("peer", "remove", str(number), api=up.addresses)).startswith(f"peer {number} is gone")
+            removed = avow("peer", "remove", str(number), "--yes", api=up.addresses)
+            assert done(removed).startswith(f"peer {number} is gone")
             assert _state(up, number) == "gone"
         finally:
             process.terminate()
@@ -259,7 +260,7 @@ def _state(up: Up, number: int) -> str | None:
 
 
 def test_removing_an_unknown_peer_is_refused(up: Up) -> None:
-    run = avow("peer", "remove", "99", api=up.addresses)
+    run = avow("peer", "remove", "99", "--yes", api=up.addresses)
     assert (run.returncode, run.stderr.startswith("avow: UNKNOWN_PEER: ")) == (1, True), run.stderr
 
 

@@ -44,7 +44,7 @@ class Listener:
         self.number, self.run, self.cluster = number, run, cluster
         self.heard: list[tuple[int, int, Any]] = []
         self.skipped: list[tuple[int, int, str]] = []
-        self.refusals: list[tuple[int, str, bool]] = []
+        self.dismissals = 0
         self.known: dict[int, str] = {}
         self.configured_addresses: dict[int, str] = {}
         accepting, dialling = tls
@@ -76,8 +76,8 @@ class Listener:
     def received(self, source: int, route: int, message: Message) -> None:
         self.heard.append((source, route, message))
 
-    def refused(self, source: int, reason: str, *, gone: bool) -> None:
-        self.refusals.append((source, reason, gone))
+    def dismissed(self) -> None:
+        self.dismissals += 1
 
     def not_understood(self, source: int, route: int, reason: str) -> None:
         self.skipped.append((source, route, reason))

@@ -1,7 +1,8 @@
 """How commands reach a cluster: HTTP requests for those that manage it, a client for those that handle messages.
 
 Every peer can answer a request, so the addresses are tried in turn. After a failure the next peer is tried only if that
-is safe: if no connection could be made, nothing was sent, and a GET changes nothing. A request that was sent and not
+is safe: if no connection could be made, nothing was sent, and a GET changes nothing; a peer that answers that it is
+offline or was removed has done nothing. The latter names the peers to ask instead. A request that was sent and not
 answered may have been executed; this is reported as `Unknown` and not repeated.
 
 A client retries with write ids until its timeout. That is right for a service, but not for a person who forgot to start
@@ -11,7 +12,7 @@ a cluster, so one request is made before the client connects.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -19,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from avow.cli.options import DEFAULT_API
-from avow.errors import InvalidRequest, Offline, Unknown
+from avow.errors import AvowError, InvalidRequest, Offline, PeerRemoved, Unknown
 from avow.transport.blocking import BlockingConnection, connection_to
 from avow.wire.error_body import errors_from
 from avow.wire.http import Answer, Lost
@@ -48,21 +49,36 @@ class Api:
         """The same token and CA, for one peer."""
         return Api(address, token=self.token, ca=self.ca, timeout_s=timeout_s)
 
+    def asking(self, addresses: Sequence[str]) -> Api:
+        """The same token and CA, for these peers, in this order."""
+        return Api(",".join(addresses), token=self.token, ca=self.ca, timeout_s=self.timeout_s)
+
     def get(self, path: str) -> Any:
         return self.call("GET", path)
 
     def call(self, method: str, path: str, body: object = None) -> Any:
         """Returns the decoded answer, or raises an error of `avow.errors`."""
         failures: list[str] = []
-        for address in self.addresses:
+        refusal: AvowError | None = None
+        addresses = list(self.addresses)
+        for address in addresses:  # it may grow
             with connection_to(address, tls=self._trust, connect_timeout_s=CONNECT_S) as connection:
                 answer = self._exchange(connection, method, path, body)
-            if not isinstance(answer, Lost):
-                self.address = address
+            if isinstance(answer, Lost):
+                if answer.sent and method != "GET":
+                    raise Unknown(_lost(address, method, path, answer.reason))
+                failures.append(f"{address}: {answer.reason}")
+                continue
+            self.address = address
+            try:
                 return _decoded(answer.status, bytes(answer.body))
-            if answer.sent and method != "GET":
-                raise Unknown(_lost(address, method, path, answer.reason))
-            failures.append(f"{address}: {answer.reason}")
+            except Offline as error:
+                refusal = refusal or error
+            except PeerRemoved as error:
+                refusal = refusal or error
+                addresses += [_checked(other) for other in error.peers if _checked(other) not in addresses]
+        if refusal is not None:
+            raise refusal
         raise Offline(f"no peer answered ({'; '.join(failures)}); nothing was done. {ADVICE}")
 
     def _exchange(self, connection: BlockingConnection, method: str, path: str, body: object) -> Answer | Lost:

@@ -24,7 +24,7 @@ from msgspec import Struct
 from avow.client.outcomes import final, reader_of, unreachable
 from avow.client.peer_connection import JSON, PeerConnection, parse_address
 from avow.client.routing import Backoff, Step, choose, hint_of, step_after
-from avow.errors import AvowError, InvalidRequest, UnknownQueue
+from avow.errors import AvowError, InvalidRequest, PeerRemoved, UnknownQueue
 from avow.wire.http import Address, Answer, Lost
 
 if TYPE_CHECKING:
@@ -183,14 +183,21 @@ class Cluster:
 
     def note(self, peer: PeerConnection, answer: Answer | Lost) -> None:
         if isinstance(answer, Answer):
-            peer.answered()
+            peer.answered(answer.status)
+            if peer.gone:
+                self.refresh_soon()
             return
         if answer.sent:
             peer.failed()
         self.refresh_soon()
 
     def follow_hint(self, error: AvowError | None) -> int:
-        """The number of the peer that an error names as the one to ask, if there is a connection for it; else 0."""
+        """The number of the peer that an error names as the one to ask, if there is a connection for it; else 0. A peer
+        that was removed names all others."""
+        if isinstance(error, PeerRemoved):
+            for url in error.peers:
+                self.at(url)
+            return 0
         number, api = hint_of(error)
         peer = self.by_number(number) or (self.at(api) if api else None)
         if peer is None:

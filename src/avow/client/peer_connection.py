@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from avow.channel.transports.websocket_handshake import dial
-from avow.errors import InvalidRequest
+from avow.errors import InvalidRequest, PeerRemoved
 from avow.transport.connection import Connection
 from avow.wire.http import Address, Answer, Lost, Reply
 
@@ -225,7 +225,9 @@ class PeerConnection:
         pause = min(_SUSPECT_S * 2 ** min(self.failures_count - 1, 8), _SUSPECT_S_MAX)
         self.suspect_until = monotonic() + pause
 
-    def answered(self) -> None:
+    def answered(self, status: int = 0) -> None:
+        """`status`: of an HTTP answer. A peer that was removed says so, and is not asked again."""
+        self.gone = self.gone or status == PeerRemoved.http_status
         self.failures_count = 0
         self.suspect_until = 0.0
 

@@ -31,10 +31,10 @@ class Due(Enum):
 class Pulse:
     """Of one link. `answered`: the other end sends in every beat, too; the first release does not."""
 
-    __slots__ = ("_answered", "_said", "silent_beats")
+    __slots__ = ("_said", "answered", "silent_beats")
 
     def __init__(self, *, answered: bool) -> None:
-        self._answered = answered
+        self.answered = answered
         self._said = False
         self.silent_beats = 0
 
@@ -48,7 +48,7 @@ class Pulse:
 
     def beat(self) -> Due:
         """Call it once in every `LINK_BEAT_S`, and then do what it returns."""
-        if not self._answered:
+        if not self.answered:
             return Due.NOTHING
         self.silent_beats += 1
         if self.silent_beats > SILENT_BEATS:

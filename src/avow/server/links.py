@@ -46,6 +46,7 @@ log: Final = logging.getLogger("avow.links")
 
 UNSENT_SIZE_BYTES_MAX: Final = 64 * MIB  # to one peer; more than the largest frame
 HELLO_WAIT_S: Final = 3.0
+ALONE_S: Final = 3.0
 STOP_WAIT_S: Final = 1.0  # for what is still unsent
 _DIAL_AFTER_S: Final = (0.02, 0.05, 0.1, LINK_DIAL_EVERY_S)
 _REFUSED_AFTER_S: Final = (*_DIAL_AFTER_S, 0.5, 1.0, 2.0, 5.0)  # after Hellos that were refused, one after the other
@@ -68,8 +69,8 @@ class Receiver(Protocol):
 
     def received(self, source: int, route: int, message: Message) -> None: ...
 
-    def refused(self, source: int, reason: str, *, gone: bool) -> None:
-        """The other peer does not accept this one; `gone`: because it was removed from the cluster."""
+    def dismissed(self) -> None:
+        """Another peer says that this one was removed from the cluster."""
         ...
 
     def not_understood(self, source: int, route: int, reason: str) -> None:
@@ -173,11 +174,18 @@ class Link(asyncio.BufferedProtocol):
     def _refuse(self, hello: Hello, error: FolderUnusable | PeerRemoved) -> None:
         """Say why, if the other end can read it, and close."""
         self._links.say_once(f"the link of peer {hello.peer} is refused: {error}")
-        self._refusing = True
+        self._dismiss(error, readable=hello.newest >= ALIVE)
+
+    def dismiss(self, error: PeerRemoved) -> None:
+        self._dismiss(error, readable=self._pulse.answered)
+
+    def _dismiss(self, error: FolderUnusable | PeerRemoved, *, readable: bool) -> None:
+        self._refusing = True  # nothing that arrives is read
         if self._transport is None:
             return
-        if hello.newest >= ALIVE:
-            self._transport.writelines(encode(0, LinkRefused(isinstance(error, PeerRemoved), str(error))))
+        if readable:
+            self.send(encode(0, LinkRefused(isinstance(error, PeerRemoved), str(error))))
+            self.flush()
         self._transport.close()
 
     # ------------------------------------------------------------------ time
@@ -259,6 +267,7 @@ class Links:
         self._closing = False
         self._ticker: asyncio.TimerHandle | None = None
         self._said: set[str] = set()
+        self._beats_alone = 0
         self._frames = self._refused = self._dropped = self._skipped = 0
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
@@ -275,17 +284,25 @@ class Links:
         )
         return self._acceptor.address
 
+    @property
+    def _alone(self) -> bool:
+        """No peer has been linked for a while. Those with higher numbers do not dial a peer that was removed, so it
+        asks them."""
+        return self._beats_alone * LINK_BEAT_S > ALONE_S
+
     def _beat(self) -> None:
+        self._beats_alone = 0 if self._by_peer else self._beats_alone + 1
         for link in [*self.strangers, *self._by_peer.values()]:
             link.beat()
         self._ticker = asyncio.get_running_loop().call_later(LINK_BEAT_S, self._beat)
 
     def dial_all(self) -> None:
-        """Keep a link to every peer with a lower number. Call it again when the addresses have changed."""
+        """Keep a link to every peer with a lower number, and find the others if no peer is linked. Call it again when
+        the addresses have changed."""
         if self._ticker is None:
             self._beat()
         for peer in self._addresses():
-            if peer < self._me and peer not in self._diallers and not self._closing:
+            if peer != self._me and peer not in self._diallers and not self._closing:
                 self._diallers[peer] = asyncio.create_task(self._keep(peer), name=f"link to peer {peer}")
 
     async def _keep(self, peer: int) -> None:
@@ -293,6 +310,9 @@ class Links:
         tried = refused = 0
         try:
             while peer in (known := self._addresses()):
+                if peer > self._me and not self._alone:
+                    await asyncio.sleep(LINK_SILENT_S)  # it dials; but not a peer that it knows to be removed
+                    continue
                 where = self._configured.get(peer, known[peer]) if tried % 2 else known[peer]
                 attempts.append(asyncio.create_task(self._dial(peer, where), name=f"dial peer {peer}"))
                 pause_s = _DIAL_AFTER_S[min(tried, len(_DIAL_AFTER_S) - 1)]
@@ -302,6 +322,9 @@ class Links:
                     await _give_up(attempts, keep=_DIALS_AT_ONCE)
                     continue
                 await _give_up(attempts, keep=0)
+                if peer > self._me and not self._alone:
+                    link.abandon()
+                    continue
                 link.greet()
                 await link.closed.wait()
                 tried = 0 if link.peer else tried
@@ -356,7 +379,8 @@ class Links:
 
     def refused_by(self, link: Link, message: LinkRefused) -> None:
         self.say_once(f"peer {link.peer} refuses the link to this peer: {message.reason}")
-        self.receiver.refused(link.peer, message.reason, gone=message.gone)
+        if message.gone:
+            self.receiver.dismissed()
 
     def say_once(self, what: str) -> None:
         """A refused peer dials again and again, and each time for the same reason."""
@@ -385,6 +409,12 @@ class Links:
         unflushed, self._unflushed = self._unflushed, {}
         for link in unflushed.values():
             link.flush()
+
+    def dismiss(self, peer: int, error: PeerRemoved) -> None:
+        """The peer was removed: tell it, if it can read that, and close the link."""
+        link = self._by_peer.get(peer)
+        if link is not None:
+            link.dismiss(error)
 
     def cut(self, peer: int, reason: str) -> None:
         link = self._by_peer.get(peer)

@@ -83,10 +83,7 @@ class PeerRegistry:
         if known is None:
             raise FolderUnusable(f"peer {number} is not a known member of this cluster; it must join first")
         if known.gone:
-            raise PeerRemoved(
-                f"peer {number} was removed from the cluster and its number is not used again. To use its machine "
-                "again, start a peer with an empty folder and --join"
-            )
+            raise self.refusal(number)
         if known.identity == identity:
             return
         if known.identity:
@@ -96,6 +93,13 @@ class PeerRegistry:
                 "cluster and let it join again"
             )
         self._put(msgspec.structs.replace(known, identity=identity))
+
+    def refusal(self, number: int) -> PeerRemoved:
+        """What a removed peer is told."""
+        return PeerRemoved(
+            f"peer {number} was removed from the cluster, and its number is not used again. To use its machine again, "
+            "start a peer with an empty folder and --join"
+        )
 
     def learn(self, known: KnownPeer) -> bool:
         """Stores what the metadata lane says about a peer. True: it was not known yet."""

@@ -22,7 +22,9 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
-from avow.errors import DiskFull, FolderUnusable
+from msgspec.structs import replace
+
+from avow.errors import DiskFull, FolderUnusable, PeerRemoved
 from avow.node.answers import Answer, Stored
 from avow.node.founding import Founding
 from avow.node.metadata_lane import METADATA_LANE
@@ -45,6 +47,7 @@ log: Final = logging.getLogger("avow.server")
 
 TICK_S: Final = 0.02
 _EXIT_STATUS: Final = 70  # EX_SOFTWARE of sysexits.h
+REMOVED_LINGER_S: Final = 10.0  # a removed peer answers PEER_REMOVED for this long, then its process ends
 _NOT_UNDERSTOOD_MAX: Final = 1024  # lanes of which it is said
 
 
@@ -86,6 +89,7 @@ class Peer:
         self._learned_to = -1  # position of the metadata lane
         self._unwritten: deque[NodeEffects] = deque()  # drained, waiting for disk space; oldest first
         self._ticker: asyncio.TimerHandle | None = None
+        self.removed = ""  # why this peer serves nothing any more: it was removed from the cluster
         self.failed: asyncio.Future[str] | None = None  # resolved with the reason when this peer must stop
         self.on_turn: Callable[[], None] | None = None  # called after the effects of a turn of the loop were performed
         self.links: Links | None = None
@@ -214,8 +218,8 @@ class Peer:
                 *(route, source, objection, describe(message), source),
             )
 
-    def refused(self, source: int, reason: str, *, gone: bool) -> None:
-        """Another peer does not accept this one, and `links` has logged why."""
+    def dismissed(self) -> None:
+        self._leave()
 
     def not_understood(self, source: int, route: int, reason: str) -> None:
         """Said once for each lane: the sender repeats what is not answered."""
@@ -342,13 +346,34 @@ class Peer:
         changed = False
         for info in table.values():
             known = KnownPeer(info.number, info.link, info.identity, info.api, gone=info.state == "gone")
-            if self.registry.peers.get(info.number) != known and self.registry.learn(known):
+            before = self.registry.peers.get(info.number)
+            if before is not None and before.gone:
+                continue  # for ever; this copy of the metadata lane may lag
+            if before != known and self.registry.learn(known):
                 changed = True
-                if known.gone and self.links is not None:
-                    self.links.cut(info.number, "it left the cluster")
+                if known.gone and info.number == self.number:
+                    self._leave()
+                elif known.gone and self.links is not None:
+                    self.links.dismiss(info.number, self.registry.refusal(info.number))
         if (changed or not self._dialled) and self.links is not None:
             self._dialled = True
             self.links.dial_all()
+
+    def _leave(self) -> None:
+        """This peer was removed. Its folder remembers that, and its process ends after it has told its clients."""
+        if self.removed:
+            return
+        self.removed = str(self.registry.refusal(self.number))
+        own = self.registry.peers.get(self.number, KnownPeer(self.number, ""))
+        self.registry.learn(replace(own, gone=True))
+        log.error("%s. Nothing is served here any more; the process ends in %g s", self.removed, REMOVED_LINGER_S)
+        self._loop.call_later(REMOVED_LINGER_S, self._fail, self.removed)
+
+    def check_member(self) -> None:
+        """Raises PeerRemoved, with the addresses of the other peers."""
+        if self.removed:
+            others = [known.api for known in self.registry.peers.values() if known.api and not known.gone]
+            raise PeerRemoved(f"{self.removed}. Nothing was done; use another peer", peers=tuple(others))
 
     def _learn_level(self) -> None:
         """Once the level is raised, older peers are not linked to, and older releases do not open the folder."""

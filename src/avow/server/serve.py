@@ -26,7 +26,7 @@ from uuid import UUID, uuid4, uuid5
 
 import msgspec
 
-from avow.errors import FolderUnusable, NotInstalled
+from avow.errors import FolderUnusable, NotInstalled, PeerRemoved
 from avow.server import installed
 
 if not installed():
@@ -157,6 +157,9 @@ async def _until_stopped(peer: Peer, stopping: asyncio.Event) -> int:
     failed: asyncio.Future[Any] = peer.failed
     await asyncio.wait({waiting, failed}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
+    if peer.removed:
+        log.warning("this process ends: %s. Its folder %s may be deleted", peer.removed, peer.settings.data)
+        return 0
     if peer.failed.done():
         log.error("%s", peer.failed.result())
         return 1
@@ -211,6 +214,8 @@ def _reopen(path: Path, settings: Settings, cluster: UUID, identity: UUID) -> tu
                 f"{path} has an identity and data but no list of peers: both copies of it are gone; nothing was "
                 "changed. Bring one back, or remove this peer and let a new one join"
             )
+        if (known := registry.peers.get(registry.number)) is not None and known.gone:
+            raise PeerRemoved(f"{path}: {registry.refusal(registry.number)}. Nothing was changed")
         if registry.level > NEWEST:
             raise FolderUnusable(
                 f"{path} belongs to a cluster that uses version {registry.level} of the protocol, and this release "

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Handler: TypeAlias = Callable[["Api", HttpRequest, Any, Any], Coroutine[Any, Any, None] | None]
 
 _ANYTHING: Final = b"*/*"
+_OF_REMOVED: Final = (b"/metrics", b"/v1/cluster", b"/v1/openapi.json")  # what a removed peer still answers
 _DTM: Final = b"/api/"
 _OWN_ORIGINS: Final = (b"/v1/webchannel", b"/v1/channel.")  # these set the CORS headers themselves
 _CHANGING: Final = ("write", "manage")
@@ -86,6 +87,8 @@ class Api:
     # ------------------------------------------------------------------ requests
 
     def handle(self, request: HttpRequest) -> None:
+        if self.peer.removed and not request.url.startswith(_OF_REMOVED):
+            self.peer.check_member()
         if request.url.startswith(_DTM):
             self.dtm.handle(request)
             return

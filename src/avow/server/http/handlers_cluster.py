@@ -68,8 +68,13 @@ def cluster(api: Api, request: HttpRequest, asked: schemas.NoParameters, content
     token = api.token(request)
     status = api.node.status()
     status["lanes"] = [lane for lane in status["lanes"] if token.may("read", lane["queue"])]
-    status |= {"cluster": api.peer.cluster.hex, "version": VERSION, "storage": api.peer.statistics()["storage"]}
-    status["waiting_for_founders"] = api.peer.founding.waiting_for
+    status |= {
+        "removed": api.peer.removed,
+        "cluster": api.peer.cluster.hex,
+        "version": VERSION,
+        "waiting_for_founders": api.peer.founding.waiting_for,
+        "storage": api.peer.statistics()["storage"],
+    }
     request.answer(200, msgspec.json.encode(status))
 
 

@@ -192,10 +192,12 @@ class Leaving(Struct, frozen=True):
 
 class Status(Struct, frozen=True):
     """One peer's view of the cluster. `version`: of the software that this peer runs. `level`: of the protocol that the
-    cluster uses. `not_understood`: lanes for which a newer peer sent what this one cannot read."""
+    cluster uses. `removed`: why the peer serves nothing any more; empty: it does. `not_understood`: lanes for which a
+    newer peer sent what this one cannot read."""
 
     cluster: str
     version: str
+    removed: str
     peer: int
     incarnation: int
     peers: list[dict[str, Any]]
