@@ -310,6 +310,8 @@ class Peer:
                 return
             self._is_founding = False
             log.info("all founders were there: this peer takes part")
+            while self._unwritten and self._write(self._unwritten[0]):
+                self._unwritten.popleft()
         while self._unwritten and self._write(self._unwritten[0]):
             self._unwritten.popleft()
             if not self._unwritten:

@@ -37,14 +37,14 @@ from avow_lab.campaigns.peers.network import Network, ProxyNetwork
 
 # ---------------------------------------------------------------------- requests to one given peer
 
-READ_TIMEOUT_S: Final = 10.0  # a damaged lane may be under repair
+READ_TIMEOUT_S: Final = 60.0  # a damaged lane may be under repair
 _READ_BYTES_MAX: Final = 1 << 20
 
 
 class PeerApi:
     """A keep-alive connection to one peer. One thread at a time may use it."""
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0, token: str = "", ca: str = "") -> None:
+    def __init__(self, url: str, *, timeout_s: float = 20.0, token: str = "", ca: str = "") -> None:
         self.url = url
         self._timeout_s = timeout_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
