@@ -17,6 +17,7 @@ from tests.integration.websocket_ends import (
     behind_http,
     both_listeners,
     both_loops,
+    ended,
     port_of,
     raw_client,
     raw_server,
@@ -28,6 +29,7 @@ from websockets.http11 import Request
 
 from avow.channel.transports.websocket_handshake import SocketUser, accept, accept_raw, dial
 from avow.errors import AvowError, Busy, InvalidRequest, NotCoordinator, Offline, UnknownQueue
+from avow.server.http.listener import TURNED_AWAY_MAX, Listener
 from avow.testing.cluster_ports import Ports
 
 
@@ -366,6 +368,28 @@ def test_a_peer_that_stops_closes_its_websockets(loop: str) -> None:
         async with behind_http(server) as url:
             await dial(url, client, timeout_s=60)
         await until(lambda: server.reasons and client.reasons)
+
+    run(loop, play())
+
+
+@both_loops
+@pytest.mark.parametrize("secure", [False, True])
+def test_every_idle_connection_beyond_the_bound_is_told_busy(loop: str, secure: bool) -> None:
+    served, trusting = certified() if secure else (None, None)
+
+    async def play() -> None:
+        listener = Listener(lambda request: None, connections_max=2, in_flight_max=9, request_bytes_max=99, tls=served)
+        address = await listener.start("127.0.0.1", 0)
+        kept = [await asyncio.open_connection(*address, ssl=trusting) for _ in range(2)]
+        await until(lambda: listener.statistics()["connections"] == 2)
+        extra = [await asyncio.open_connection(*address, ssl=trusting) for _ in range(TURNED_AWAY_MAX + 20)]
+        for reader, writer in extra:
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503")
+            assert b'"BUSY"' in await reader.read(1_000)
+            writer.close()
+        for _, writer in kept + extra:
+            await ended(writer)
+        await listener.stop()
 
     run(loop, play())
 

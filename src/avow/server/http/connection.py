@@ -84,12 +84,12 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self._secure = transport.get_extra_info("sslcontext") is not None
         self._since = self.listener.now()
-        if not self.listener.joined(self):
-            transport.abort()
-            return
+        joined = self.listener.joined(self)
         transport.set_write_buffer_limits(high=OUTPUT_SIZE_BYTES_MAX, low=OUTPUT_SIZE_BYTES_MAX // 4)
-        if self.listener.crowded:
+        if not joined or self.listener.crowded:
             self._refuse(reply_of(Busy("this peer has reached `connections_max`; nothing was done. Try another peer")))
+        if not joined:
+            transport.close()  # without lingering: a client that has sent something already may be reset
 
     @property
     def same_machine(self) -> bool:

@@ -25,7 +25,7 @@ from avow.server.http.connection import Connection
 from avow.server.http.request import HttpRequest
 from avow.server.http.upgrades import Upgraded
 
-TURNED_AWAY_MAX: Final = 64  # connections that are answered BUSY at the same time; further ones are closed
+TURNED_AWAY_MAX: Final = 64  # connections that linger after the answer BUSY; further ones are closed right after it
 STOP_S: Final = 2.0
 _CLOSE_TURNS: Final = 100
 _LOG: Final = logging.getLogger("avow.http")
@@ -120,7 +120,7 @@ class Listener:
         return self.stopping or len(self._connections) > self._connections_max
 
     def joined(self, connection: Connection) -> bool:
-        """False: close it at once, without an answer."""
+        """False: it is not counted, and is closed right after the answer."""
         if len(self._connections) >= self._connections_max:
             self.turned_away += 1
         if len(self._connections) >= self._connections_max + TURNED_AWAY_MAX:

@@ -26,11 +26,16 @@ def test_one_connection_too_many_is_answered_busy() -> None:
     assert not bench.connect().sent
 
 
-def test_far_too_many_connections_are_just_closed() -> None:
+def test_far_too_many_connections_are_told_so_and_closed_at_once() -> None:
+    """Regression: idle clients were reset, and did not learn that another peer would take them."""
     bench = Bench(connections_max=1)
     clients = [bench.connect() for _ in range(TURNED_AWAY_MAX + 5)]
-    assert clients[-1].aborted
-    assert not clients[-1].sent
+    for client in clients[1:]:
+        ((status, _, body),) = answers(client.sent)
+        assert (status, error_of(body)["code"]) == (503, "BUSY")
+    assert not clients[1].closed
+    assert clients[-1].closed
+    assert not clients[-1].aborted
     assert bench.listener.statistics()["connections"] == TURNED_AWAY_MAX + 1
 
 
