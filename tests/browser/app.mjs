@@ -191,4 +191,9 @@ async function signs({ connect, url, dead }) {
 	return report;
 }
 
-export const APPLICATIONS = { exchange, suspension, forgotten, impatient, hooks, sockets, signs };
+/** A peer that refuses the channel says why. */
+async function refused({ connect, url }) {
+	return await ended(connect(url));
+}
+
+export const APPLICATIONS = { refused, exchange, suspension, forgotten, impatient, hooks, sockets, signs };

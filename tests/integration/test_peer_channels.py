@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+from tests.browser.far import run_in_node
 from tests.integration.peer_channels import (
     Reading,
     coordinator,
@@ -284,6 +285,42 @@ def test_a_wrong_request_is_answered_before_the_upgrade_with_its_own_error(
     create(cluster, "asked")
     with pytest.raises(error):
         run(open_to(cluster.api(1), **asked))
+
+
+ASKED_WRONGLY = [
+    ({"role": "reader", "queue": "nowhere"}, "UNKNOWN_QUEUE"),
+    ({"role": "writer", "queue": "asked"}, "INVALID_REQUEST"),
+    ({"role": "observer", "queue": "asked"}, "INVALID_REQUEST"),
+    ({"role": "producer", "queue": "avow.pledges"}, "FORBIDDEN"),
+]
+
+
+@pytest.mark.parametrize(("asked", "name"), ASKED_WRONGLY)
+@pytest.mark.parametrize("sign", [("Origin", "http://127.0.0.1:1"), ("Sec-Fetch-Mode", "websocket")])
+def test_a_script_gets_the_reason_of_a_refusal_over_its_socket(
+    cluster: LocalCluster, asked: dict[str, Any], name: str, sign: tuple[str, str]
+) -> None:
+    create(cluster, "asked")
+    with pytest.raises(ChannelFailed) as failed:
+        run(open_to(cluster.api(1), headers=[sign], **asked))
+    assert (failed.value.reason, failed.value.name) == ("REFUSED", name)
+
+
+@pytest.mark.parametrize(("asked", "name"), ASKED_WRONGLY)
+def test_the_browsers_module_reports_why_a_peer_refused(
+    cluster: LocalCluster, asked: dict[str, Any], name: str
+) -> None:
+    """Regression: it tried again for 30 s, and then reported that its patience had ended."""
+    create(cluster, "asked")
+    url = f"{cluster.api(1).replace('http', 'ws', 1)}/v1/channel?{urlencode(asked)}"
+    found = asyncio.run(run_in_node("refused", over=lambda: True, url=url))
+    assert (found["reason"], found["name"]) == ("REFUSED", name)
+    assert found["text"]
+
+
+def test_a_page_that_may_not_use_a_peer_without_tokens_is_not_told_why(cluster: LocalCluster) -> None:
+    with pytest.raises(Forbidden):
+        run(open_to(cluster.api(1), headers=[("Origin", "http://example.org")], role="reader", queue="nowhere"))
 
 
 def ask(cluster: LocalCluster, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:

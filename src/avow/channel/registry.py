@@ -307,6 +307,23 @@ class IncomingSocket:
         self.socket.close()
 
 
+class RefusedSocket:
+    """The user of a socket that was opened only to send the reason of a refusal. Implements SocketUser."""
+
+    def __init__(self, error: AvowError) -> None:
+        self._error = error
+
+    def opened(self, socket: Socket) -> None:
+        socket.send([end_bytes(_stranger(EndCode.REFUSED, name=self._error.code, text=str(self._error)))])
+        socket.close()
+
+    def packet(self, socket: Socket, data: Buffer) -> None: ...
+
+    def writable(self, socket: Socket) -> None: ...
+
+    def lost(self, socket: Socket, reason: str) -> None: ...
+
+
 def _unknown() -> End:
     text = "this process has no such channel for this purpose: it was never opened here, or it has expired"
     return _stranger(EndCode.UNKNOWN_CHANNEL, text=text)

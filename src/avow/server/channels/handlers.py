@@ -1,8 +1,6 @@
 """The calls that open channels, over a WebSocket and over WebChannel, and the JavaScript files that browsers use.
 
-An invalid request is answered over HTTP, before a channel is opened. A page in a browser may send any of these requests
-to a peer that did not serve the page. With tokens, the page lacks one. Without tokens, only pages of this machine are
-allowed.
+An invalid request is answered over HTTP, before a channel is opened; a script over its WebSocket (see `pages`).
 """
 
 from __future__ import annotations
@@ -10,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from avow.channel import browser
 from avow.channel.transports.websocket_handshake import accept
-from avow.errors import Forbidden, InvalidRequest
-from avow.server.access import is_loopback
+from avow.errors import InvalidRequest
 from avow.server.channels.opening import opening_of
+from avow.server.channels.pages import check_origin
 from avow.server.http import schemas
 from avow.server.http.error_reply import reply_of
 from avow.server.http.static_files import File, send_file, tagged
@@ -60,24 +57,6 @@ def open_user(api: Api, request: HttpRequest, given: Mapping[str, str]) -> Socke
     except msgspec.ValidationError as cause:
         raise InvalidRequest(f"invalid query parameter: {cause}; nothing was done") from cause
     return api.channels.accept(opening_of(api, api.token(request), asked))
-
-
-# ---------------------------------------------------------------------- origins
-
-
-def check_origin(api: Api, request: HttpRequest) -> None:
-    origin = request.headers.get(b"origin")
-    if origin is None or api.tokens.needed or api.cors.allows(origin):
-        return
-    try:
-        host = urlsplit(origin.decode("latin-1")).hostname or ""
-    except ValueError:
-        host = ""
-    if not is_loopback(host):
-        raise Forbidden(
-            f"pages of {origin[:100].decode('latin-1')!r} may not use this peer, because it has no tokens; "
-            "nothing was done. Set `tokens` or `cors_origins`, or serve the page from this machine"
-        )
 
 
 # ---------------------------------------------------------------------- files for browsers

@@ -26,7 +26,7 @@ from avow.pledge.record import NEVER_MS, Branch, BranchProgress, Options, Pledge
 from avow.pledge.store import Filter, Topic
 from avow.pledge.stores.lane.store import QUEUE
 from avow.server.access import ANYBODY
-from avow.server.channels.handlers import check_origin
+from avow.server.channels.pages import check_origin
 from avow.server.dtm.metrics import metrics_text
 from avow.server.dtm.requests import STATUSES, VERSION, Dtm, DtmError, Trans, new_gid
 from avow.server.http.error_reply import JSON, Reply

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from avow.errors import Forbidden, InvalidRequest, NotCoordinator, Offline, Trimmed, UnknownQueue
+from avow.errors import AvowError, Forbidden, InvalidRequest, NotCoordinator, Offline, Trimmed, UnknownQueue
 from avow.limits import INTERNAL_QUEUE_PREFIX, PIPELINES_QUEUE
 from avow.node.answers import LOST, Answer, Done, Stored
 from avow.queue.records import Queue
 from avow.server.access import Token, Tokens, token_in
+from avow.server.channels.pages import tell_script
 from avow.server.http import static_files
 from avow.server.http.dispatch import Call, Dispatcher, media_type, negotiate, not_acceptable, unsupported
 from avow.server.http.request import HttpRequest
 from avow.server.http.route import BATCH, JSON
 from avow.server.http.routes import ROUTES
+from avow.wire.error_body import decode_failure
 
 if TYPE_CHECKING:
     from avow.node.node import Node
@@ -92,11 +94,27 @@ class Api:
         if request.url.startswith(_DTM):
             self.dtm.handle(request)
             return
+        if b"upgrade" not in request.headers:
+            self._handle(request)
+            return
+        try:
+            self._handle(request)
+        except AvowError as error:
+            if not tell_script(self, request, error):
+                raise
+
+    def _handle(self, request: HttpRequest) -> None:
         origin = request.headers.get(b"origin")
         if origin is not None and self._answers_page(request, origin):
             return
         call = self._dispatcher.find(request.method, request.url)
         if not isinstance(call, Call):
+            if (
+                b"upgrade" in request.headers
+                and (error := decode_failure(call.body))
+                and tell_script(self, request, error)
+            ):
+                return
             if not static_files.serve(self, request):
                 request.reply(call)
             return
