@@ -21,6 +21,7 @@ from avow.channel.transports.socket import SocketUser
 from avow.channel.transports.webchannel import Timing
 from avow.errors import ChannelFailed, InvalidRequest
 from avow.limits import MIB
+from avow.server.byte_budget import ByteBudget
 from avow.server.channels.webchannel_http import WebChannels
 from avow.server.http.listener import Listener
 from avow.server.http.request import HttpRequest
@@ -131,7 +132,9 @@ class Files:
     """Serves a page: the module as the package ships it, and the files of this folder."""
 
     def __init__(self) -> None:
-        self._listener = Listener(self.handle, connections_max=50, in_flight_max=50, request_bytes_max=MIB)
+        self._listener = Listener(
+            self.handle, connections_max=50, in_flight_max=50, request_bytes_max=MIB, budget=ByteBudget(64 * MIB)
+        )
 
     async def __aenter__(self) -> Files:
         self.address = await self._listener.start("127.0.0.1", 0)
@@ -164,7 +167,9 @@ class WebChannelServer:
         self._far, self._registry, self._files = far, Registry(window_s=30.0, channels_max=10), Files()
         timing = Timing(keep_alive_s=0.4, expiry_s=5.0, back_age_s_max=5.0)
         self._sessions = WebChannels(self._open, timing=timing, tick_s=0.05)
-        self._listener = Listener(self._handle, connections_max=50, in_flight_max=50, request_bytes_max=9 * MIB)
+        self._listener = Listener(
+            self._handle, connections_max=50, in_flight_max=50, request_bytes_max=9 * MIB, budget=ByteBudget(64 * MIB)
+        )
         self.asked: list[tuple[str, bytes | None]] = []
 
     def _handle(self, exchange: HttpRequest) -> None:

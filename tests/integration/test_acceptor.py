@@ -18,6 +18,8 @@ import uvloop
 
 from avow.channel.acceptor import TlsAcceptor, open_acceptor
 from avow.channel.listener import listen
+from avow.limits import MIB
+from avow.server.byte_budget import ByteBudget
 from avow.server.http.listener import Listener
 from avow.server.links import Links
 from avow.wire.frames import Hello
@@ -65,7 +67,14 @@ async def links(tls: ssl.SSLContext | None) -> tuple[Address, Stop]:
 
 
 async def http(tls: ssl.SSLContext | None) -> tuple[Address, Stop]:
-    made = Listener(lambda exchange: None, connections_max=8, in_flight_max=8, request_bytes_max=1024, tls=tls)
+    made = Listener(
+        lambda exchange: None,
+        connections_max=8,
+        in_flight_max=8,
+        request_bytes_max=1024,
+        budget=ByteBudget(64 * MIB),
+        tls=tls,
+    )
     return await made.start("127.0.0.1", 0), made.stop
 
 

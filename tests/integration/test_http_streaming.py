@@ -12,6 +12,8 @@ import pytest
 import trustme
 from tests.integration.websocket_ends import LOOPS, port_of, raw_client, run, until
 
+from avow.limits import MIB
+from avow.server.byte_budget import ByteBudget
 from avow.server.http.listener import Listener, Patience
 from avow.server.http.request import HttpRequest
 from avow.server.http.streams import Stream
@@ -25,7 +27,13 @@ async def serving(
     handle: Callable[[HttpRequest], None], *, tls: ssl.SSLContext | None = None, patience: Patience | None = None
 ) -> AsyncIterator[tuple[Listener, str]]:
     listener = Listener(
-        handle, connections_max=20, in_flight_max=20, request_bytes_max=1000, tls=tls, patience=patience
+        handle,
+        connections_max=20,
+        in_flight_max=20,
+        request_bytes_max=1000,
+        budget=ByteBudget(16 * MIB),
+        tls=tls,
+        patience=patience,
     )
     host, port = await listener.start("127.0.0.1", 0)
     try:

@@ -18,6 +18,7 @@ from avow.channel.transports.socket import Socket
 from avow.channel.transports.webchannel import Timing
 from avow.errors import AvowError, Forbidden, UnknownQueue
 from avow.limits import KIB, MIB
+from avow.server.byte_budget import ByteBudget
 from avow.server.channels.webchannel_http import WebChannels
 from avow.server.http.cors import Origins
 from avow.server.http.listener import Listener
@@ -153,7 +154,13 @@ def with_peer(test: Callable[[Peer], Coroutine[Any, Any, None]], *, timing: Timi
             return users[-1]
 
         channels = WebChannels(open_user, timing=timing, tick_s=0.02, **settings)
-        listener = Listener(channels.handle, connections_max=50, in_flight_max=50, request_bytes_max=9 * MIB)
+        listener = Listener(
+            channels.handle,
+            connections_max=50,
+            in_flight_max=50,
+            request_bytes_max=9 * MIB,
+            budget=ByteBudget(64 * MIB),
+        )
         peer = Peer(await listener.start("127.0.0.1", 0), channels, users)
         try:
             await test(peer)

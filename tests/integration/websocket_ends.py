@@ -16,6 +16,8 @@ from websockets.frames import Frame, Opcode
 from websockets.utils import accept_key
 
 from avow.channel.transports.websocket_handshake import Patience, Socket, accept, accept_raw
+from avow.limits import MIB
+from avow.server.byte_budget import ByteBudget
 from avow.server.http.listener import Listener
 from avow.server.http.request import HttpRequest
 
@@ -117,7 +119,9 @@ async def behind_http(
         response, make = accept(exchange.method, exchange.url, exchange.headers, user, patience=patience or Patience())
         exchange.upgrade(response, make)
 
-    listener = Listener(handle, connections_max=20, in_flight_max=20, request_bytes_max=1000, tls=tls)
+    listener = Listener(
+        handle, connections_max=20, in_flight_max=20, request_bytes_max=1000, budget=ByteBudget(64 * MIB), tls=tls
+    )
     host, port = await listener.start("127.0.0.1", 0)
     try:
         yield f"{'wss' if tls else 'ws'}://{host}:{port}/v1/channel"

@@ -14,6 +14,7 @@ from typing import Any
 from avow.channel.transports.webchannel import Timing
 from avow.errors import InvalidRequest
 from avow.limits import MIB
+from avow.server.byte_budget import ByteBudget
 from avow.server.channels.webchannel_http import WebChannels
 from avow.server.http.listener import Listener
 from avow.server.http.request import HttpRequest
@@ -32,7 +33,9 @@ class EchoServer:
         self.asked: list[Mapping[str, str]] = []
         self.current: Echo | None = None
         self.sessions = WebChannels(self._open, timing=timing, tick_s=0.05)
-        self.listener = Listener(self._handle, connections_max=200, in_flight_max=200, request_bytes_max=9 * MIB)
+        self.listener = Listener(
+            self._handle, connections_max=200, in_flight_max=200, request_bytes_max=9 * MIB, budget=ByteBudget(64 * MIB)
+        )
 
     async def start(self) -> None:
         self.address = await self.listener.start("127.0.0.1", 0)

@@ -27,6 +27,7 @@ Samples: TypeAlias = list[tuple[tuple[str, ...], float]]
 
 _OF_LANE: Final = ("queue", "lane")
 _OF_PEER: Final = ("peer",)
+_OF_KIND: Final = ("kind",)
 
 
 class MetricInfo(Struct, frozen=True):
@@ -80,6 +81,13 @@ METRICS: Final = (
     MetricInfo("avow_http_requests_failed", "counter", "requests whose handler failed"),
     MetricInfo("avow_http_connections", "gauge", "open client connections"),
     MetricInfo("avow_http_connections_turned_away", "counter", "connections answered BUSY or closed at once"),
+    MetricInfo(
+        "avow_http_connections_stalled", "counter", "connections closed because their client did not read answers"
+    ),
+    MetricInfo("avow_held_bytes", "gauge", "bytes held for clients", _OF_KIND),
+    MetricInfo("avow_held_bytes_max", "gauge", "maximum of avow_held_bytes, from setting memory_bytes_max", _OF_KIND),
+    MetricInfo("avow_held_waiting", "gauge", "connections and channels that wait until there is room", _OF_KIND),
+    MetricInfo("avow_held_refused", "counter", "requests and channels refused because there was no room", _OF_KIND),
     MetricInfo("avow_channels", "gauge", "open channels, with or without a connection", ("role",)),
     MetricInfo("avow_channels_detached", "gauge", "channels without a connection, waiting for their client"),
     MetricInfo("avow_channels_suspended", "gauge", "channels that wait for acknowledgements from the client"),
@@ -112,11 +120,12 @@ class Metrics(Collector):
         self,
         peer: Peer,
         http: Callable[[], Mapping[str, int]],
+        budget: Callable[[], Mapping[str, Mapping[str, int]]],
         channels: Callable[[], Mapping[str, Any]],
         pledges: Callable[[], Mapping[str, int]],
     ) -> None:
         self._peer = peer
-        self._http, self._channels, self._pledges = http, channels, pledges
+        self._http, self._budget, self._channels, self._pledges = http, budget, channels, pledges
         self._began = time.monotonic()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -143,7 +152,7 @@ class Metrics(Collector):
         samples = self._of_peer(statistics) | self._of_links(statistics["links"]) | _of_storage(statistics["storage"])
         samples |= {f"avow_lane_{name}": _by_lane(views, value) for name, value in _LANE_VALUES.items()}
         samples |= {f"avow_http_{name}": [((), value)] for name, value in self._http().items()}
-        return samples | _of_channels(self._channels()) | _of_pledges(self._pledges())
+        return samples | _of_budget(self._budget()) | _of_channels(self._channels()) | _of_pledges(self._pledges())
 
     def _of_peer(self, statistics: dict[str, Any]) -> dict[str, Samples]:
         peer, node = self._peer, self._peer.node
@@ -179,6 +188,16 @@ class Metrics(Collector):
 def _of_storage(statistics: dict[str, Any]) -> dict[str, Samples]:
     names = ("writes", "operations", "syncs", "pending_writes", "size_bytes", "full", "damage_found")
     return {f"avow_storage_{name}": [((), statistics[name])] for name in names}
+
+
+def _of_budget(statistics: Mapping[str, Mapping[str, int]]) -> dict[str, Samples]:
+    names = {
+        "avow_held_bytes": "held_bytes",
+        "avow_held_bytes_max": "size_bytes_max",
+        "avow_held_waiting": "waiting",
+        "avow_held_refused": "refused",
+    }
+    return {metric: [((kind,), one[name]) for kind, one in statistics.items()] for metric, name in names.items()}
 
 
 def _of_channels(statistics: Mapping[str, Any]) -> dict[str, Samples]:

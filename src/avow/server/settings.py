@@ -43,6 +43,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     in_flight_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     request_bytes_max: Annotated[int, Meta(ge=1024, le=64 * MIB)] = BATCH_SIZE_BYTES_MAX + MIB
+    memory_bytes_max: Annotated[int, Meta(ge=16 * MIB, le=1024 * 1024 * MIB)] = 256 * MIB
     channels_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     channel_window_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     pledge_store: str = "lane"
@@ -71,6 +72,7 @@ DESCRIPTIONS: Final[Mapping[str, str]] = {
     "connections_max": "maximum number of HTTP connections; further ones are answered BUSY",
     "in_flight_max": "maximum number of requests in flight; further ones are answered BUSY",
     "request_bytes_max": "maximum size of a request body; a larger one is answered TOO_LARGE",
+    "memory_bytes_max": "maximum bytes held for clients (requests, unread answers, channels); beyond it clients wait",
     "channels_max": "maximum number of channels, connected or not; further ones are refused with BUSY",
     "channel_window_s": "how long a disconnected channel waits for its client to reconnect",
     "pledge_store": "where pledges are stored: lane (this cluster), sqlite:PATH, postgresql://..., mysql://... or redis://...",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from avow.server.dtm.http import DtmHttp
     from avow.server.http.cors import Cors
     from avow.server.http.listener import Listener
+    from avow.server.http.read_turns import ReadTurns
     from avow.server.metrics import Metrics
     from avow.server.pledges.service import Pledges
     from avow.server.process import Peer
@@ -69,7 +70,8 @@ class Api:
     def __init__(self, peer: Peer, tokens: Tokens, handlers: Mapping[str, Handler]) -> None:
         self.peer = peer
         self.tokens = tokens
-        self.listener: Listener  # set by the server, as the next six are
+        self.listener: Listener  # set by the server, as the next seven are
+        self.reads: ReadTurns
         self.metrics: Metrics
         self.cors: Cors
         self.channels: Channels

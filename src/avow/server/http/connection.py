@@ -11,6 +11,9 @@ first one may be sent; a stream stays there until it is closed.
 *Bounds*: one chunk from the socket may hold thousands of small requests. At most PIPELINED_MAX are dispatched and not
 answered, at most PIPELINED_MAX in one turn of the loop, and none while more than OUTPUT_SIZE_BYTES_MAX of answers wait
 here or in the socket. The rest stays in `_backlog`, which is bounded by the chunk, and reading is paused meanwhile.
+*Memory*: large bodies and answers take room in the peer's budget (`held_bytes`). A body that gets none is not read
+until there is room, and refused with BUSY if that takes too long. A client that reads nothing while others wait for
+the room that its answers hold is disconnected.
 *Lingering*: closing a socket with unread bytes resets it, and the client may lose the answer that gives the reason. So
 after such an answer only the sending side is closed, and for a moment received bytes are discarded.
 *Upgrades*: after a request for an upgrade nothing is parsed before the request is answered. The bytes that follow then
@@ -20,6 +23,7 @@ belong to the new protocol, or are the next request.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
@@ -27,7 +31,9 @@ import httptools
 
 from avow.errors import AvowError, Busy, InvalidRequest, TooLarge
 from avow.limits import KIB, MIB
+from avow.server.byte_budget import FREE_SIZE_BYTES
 from avow.server.http.error_reply import Reply, reply_of
+from avow.server.http.held_bytes import HeldBytes
 from avow.server.http.request import CONTINUE, HttpRequest, Piece
 from avow.server.http.streams import Stream
 from avow.server.http.upgrades import Upgraded, Upgrading
@@ -35,6 +41,8 @@ from avow.server.http.upgrades import Upgraded, Upgrading
 if TYPE_CHECKING:
     from avow.server.access import Token
     from avow.server.http.listener import Listener
+
+_LOG: Final = logging.getLogger("avow.http")
 
 HEAD_SIZE_BYTES_MAX: Final = 32 * KIB
 OUTPUT_SIZE_BYTES_MAX: Final = 4 * MIB
@@ -69,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._upgrading: Upgrading | None = None  # the last request, if it asks for an upgrade
         self._secure = False
         self.lingering = False
+        self.held = HeldBytes(listener.budget)
         self._begin()
 
     def _begin(self) -> None:
@@ -102,6 +111,7 @@ class Connection(asyncio.Protocol):
         self._out.clear()
         self._backlog.clear()
         self._abandon()
+        self.held.close()
         if self._upgrading is not None:
             self._upgrading.request.abandon()
         self.listener.left(self)
@@ -118,6 +128,8 @@ class Connection(asyncio.Protocol):
             return
         if self._phase == _BODY:
             self._since = self.listener.now()
+        if self.held.answers.held:
+            self._count_unread()
         self._begun = 0
         self._feeding = True
         self._feed(data)
@@ -146,6 +158,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
+        self._count_unread()
         self._proceed()
         if self._stream is not None:
             self._stream.drained()
@@ -173,8 +186,11 @@ class Connection(asyncio.Protocol):
         headers = self._headers
         if b"host" not in headers and self._parser.get_http_version() != "1.0":
             self._refuse(reply_of(InvalidRequest("the request has no Host header; nothing was done")))
-        if int(headers.get(b"content-length", 0)) > self.listener.request_bytes_max:
+        size = int(headers.get(b"content-length", 0))
+        if size > self.listener.request_bytes_max:
             self._refuse_size()
+        elif size > FREE_SIZE_BYTES:
+            self._take_room(size)
         if b"expect" in headers:
             self._expect(headers[b"expect"])
 
@@ -183,12 +199,15 @@ class Connection(asyncio.Protocol):
             return
         if not self._body:
             self._body = body  # most bodies come in one piece and are not copied
-            return
-        if isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-        self._body += body
-        if len(self._body) > self.listener.request_bytes_max:
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
+        size = len(self._body)
+        if size > self.listener.request_bytes_max:
             self._refuse_size()
+        elif size > FREE_SIZE_BYTES and not self.held.body and self.held.waiting is None:
+            self._take_room(self.listener.request_bytes_max)  # it has no length
 
     def on_message_complete(self) -> None:
         self._phase, self._since = _IDLE, self.listener.now()
@@ -196,6 +215,8 @@ class Connection(asyncio.Protocol):
             return
         parser, headers = self._parser, self._headers
         request = HttpRequest(self, parser.get_method(), self._url, headers, self._body)
+        if self.held.body or self.held.waiting is not None:
+            request.held = self.held.body_complete(len(self._body))
         self._body = b""
         if not parser.should_keep_alive():
             request.close, request.old = True, parser.get_http_version() == "1.0"
@@ -249,6 +270,8 @@ class Connection(asyncio.Protocol):
         if what.lower() != b"100-continue":
             self._refuse(reply_of(InvalidRequest("`expect` must be 100-continue; nothing was done"), status=417))
             return
+        if self.held.waiting is not None:
+            return  # the client is told to go on when there is room
         go_on = HttpRequest(self, b"", b"", {}, b"")
         go_on.out, go_on.size = (CONTINUE,), len(CONTINUE)
         self._waiting_size += len(CONTINUE)
@@ -256,9 +279,38 @@ class Connection(asyncio.Protocol):
         self._collect()
         self._send()
 
+    def _take_room(self, size: int) -> None:
+        """For the body that arrives. Without room the socket is not read until there is some."""
+        held = self.held
+        if self._refusal is not None or held.take_body(size):
+            return
+        if held.wait_for_body(size, self._room_taken, until=self.listener.now() + self.listener.patience.busy_s):
+            self._pause_reading()
+        else:
+            self._refuse_busy()
+
+    def _room_taken(self) -> None:
+        self._since = self.listener.now()
+        if b"expect" in self._headers and self._phase == _BODY:
+            self._expect(self._headers[b"expect"])
+        self._proceed()
+
+    def _refuse_busy(self) -> None:
+        share = self.held.requests.share
+        self._refuse(
+            reply_of(
+                Busy(
+                    f"requests hold {share.held} of the {share.size_bytes_max} bytes that this peer has for them "
+                    "(setting memory_bytes_max); nothing was done. Try again, or try another peer"
+                )
+            )
+        )
+
     def _refuse(self, reply: Reply) -> None:
         """Sends the last answer of this connection, after the answers to all requests before it."""
         self._refusal = reply
+        self._body = b""
+        self.held.stop_waiting()
         while self._backlog and self._may_dispatch():
             self._dispatch(self._backlog.popleft())
         self._backlog.clear()
@@ -268,7 +320,7 @@ class Connection(asyncio.Protocol):
         last.reply(reply)
 
     def _may_dispatch(self) -> bool:
-        room = self._waiting_size < OUTPUT_SIZE_BYTES_MAX and not self._full
+        room = self._waiting_size < OUTPUT_SIZE_BYTES_MAX and not self._full and self.held.takes_requests
         return room and self._turn_left > 0 and len(self._dispatched) < PIPELINED_MAX
 
     def _dispatch(self, request: HttpRequest) -> None:
@@ -292,6 +344,9 @@ class Connection(asyncio.Protocol):
         if request.in_flight:
             request.in_flight = False
             self.listener.in_flight -= 1
+        if request.held:
+            self.held.release_body(request.held)
+            request.held, request.body = 0, b""
 
     def _proceed(self) -> None:
         """Answers were sent: dispatch the requests that had to wait, then resume reading."""
@@ -304,6 +359,8 @@ class Connection(asyncio.Protocol):
         if self._upgrading is not None:
             self._settle_upgrade()
         elif self._reading_paused and not self._backlog and self._may_dispatch() and self._transport is not None:
+            if self.held.waiting is not None:
+                return
             self._reading_paused = False
             self._since = self.listener.now()
             self._transport.resume_reading()
@@ -362,6 +419,7 @@ class Connection(asyncio.Protocol):
 
     def _hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol, rest: bytes) -> None:
         self._transport = None
+        self.held.close()
         upgraded = Upgraded(self.listener, transport, protocol)
         self.listener.handed_over(self, upgraded)
         upgraded.begin(rest, full=self._full, reading_paused=self._reading_paused)
@@ -435,6 +493,8 @@ class Connection(asyncio.Protocol):
             transport.write(b"".join(out))
         else:
             transport.writelines(out)
+        if size > FREE_SIZE_BYTES or self.held.answers.held:
+            self._count_unread()
         if self.lingering:
             self._end_sending(transport)
 
@@ -461,7 +521,36 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ called by the listener
 
+    def _count_unread(self) -> None:
+        self.held.unread(self._waiting_size + self._unsent())
+
+    def _sweep_held(self, now: float) -> bool:
+        """True: the connection was ended."""
+        held, unsent, patience = self.held, self._unsent(), self.listener.patience
+        if unsent or held.answers.held:
+            self._count_unread()
+            if self._backlog or self._reading_paused:
+                self._proceed()
+            limit_s = patience.crowded_s if held.answers.held and held.answers.share.crowded else patience.stalled_s
+            if held.stalled_s(now, unsent) > limit_s:
+                self._end_stalled(unsent, limit_s)
+                return True
+        if held.waiting is not None and now >= held.wait_until:
+            held.requests.share.refused += 1
+            self._refuse_busy()
+            self._flush()
+        return False
+
+    def _end_stalled(self, unsent: int, limit_s: float) -> None:
+        """The client would not read an answer that says why."""
+        self.listener.stalled += 1
+        client = self._transport.get_extra_info("peername") if self._transport is not None else None
+        _LOG.warning("client %s has read nothing of %d bytes for %g s; it was disconnected", client, unsent, limit_s)
+        self.abort()
+
     def sweep(self, now: float) -> None:
+        if self._sweep_held(now):
+            return
         for request in [request for request in self._dispatched if request.in_flight and 0 < request.deadline < now]:
             if request.watcher is not None:
                 request.watcher.expired()

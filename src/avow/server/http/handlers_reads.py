@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from avow.errors import InvalidRequest, Trimmed, UnknownMessage
@@ -31,6 +32,7 @@ from avow.server.http.dispatch import negotiate
 from avow.server.http.error_reply import reply_of, reply_of_answer
 from avow.server.http.handlers_subscribers import subscribers_of
 from avow.server.http.ndjson import lines_of, message_fields
+from avow.server.http.read_turns import RangeAnswer
 from avow.server.http.request import HttpRequest, Piece
 from avow.server.http.route import NDJSON
 from avow.wire.batch import Batch, pack_entry
@@ -123,13 +125,21 @@ def _serve(api: Api, request: HttpRequest, target: Target, asked: schemas.ReadPa
             request.answer(200, body, _cursors(last, end, trimmed_to), PLACES.encode())
             return
     lines = kind not in (BATCHES, PLACES)
+    make = partial(_answer_of, api, target, asked, lines)
+    api.reads.serve(request, make, wanted=asked.max_bytes, timeout_s=asked.timeout_s)
+
+
+def _answer_of(api: Api, target: Target, asked: schemas.ReadParameters, lines: bool, max_bytes: int) -> RangeAnswer:  # noqa: FBT001
+    end, trimmed_to = _end(api, target)
     served: list[Served] = []
     if asked.after < end:
         count = min(asked.max, schemas.LINES_MAX) if lines else asked.max
-        served = api.node.read(target.number, after=asked.after, max_count=count, max_bytes=asked.max_bytes)
+        served = api.node.read(
+            target.number, after=asked.after, max_count=count, max_bytes=min(asked.max_bytes, max_bytes)
+        )
     last = served[-1].first_version + served[-1].count - 1 if served else asked.after
     found: bytes | list[Piece] = lines_of(served, lane=target.lane) if lines else _ranges(served, lane=target.lane)
-    request.answer(200, found, _cursors(last, end, trimmed_to), (NDJSON if lines else BATCHES).encode())
+    return RangeAnswer(found, _cursors(last, end, trimmed_to), (NDJSON if lines else BATCHES).encode())
 
 
 def _cursors(last: int, end: int, trimmed_to: int) -> bytes:

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from avow.channel.acceptor import Acceptor, open_acceptor
 from avow.errors import AvowError, Busy, Offline, Unknown
+from avow.server.byte_budget import ByteBudget
 from avow.server.http.connection import Connection
 from avow.server.http.request import HttpRequest
 from avow.server.http.upgrades import Upgraded
@@ -38,6 +39,8 @@ class Patience(Struct, frozen=True):
     body_s: float = 30.0
     idle_s: float = 120.0
     stalled_s: float = 60.0  # the client does not read an answer
+    crowded_s: float = 10.0  # the same, while others wait for the room that its answers hold
+    busy_s: float = 10.0  # a body waits for room
     linger_s: float = 2.0
     handshake_s: float = 10.0
     sweep_s: float = 0.25
@@ -53,6 +56,7 @@ class Listener:
         connections_max: int,
         in_flight_max: int,
         request_bytes_max: int,
+        budget: ByteBudget,
         tls: ssl.SSLContext | None = None,
         patience: Patience | None = None,
     ) -> None:
@@ -60,6 +64,7 @@ class Listener:
         self._connections_max = connections_max
         self._in_flight_max = in_flight_max
         self.request_bytes_max = request_bytes_max
+        self.budget = budget
         self._tls = tls
         self.patience = patience or Patience()
         self.date = b""
@@ -67,7 +72,7 @@ class Listener:
         self.soon: Callable[[Callable[[], None]], object]
         self.stopping = False
         self.requests = self.in_flight = self.malformed = 0  # counted by connections
-        self.turned_away = self.failed = 0
+        self.turned_away = self.failed = self.stalled = 0
         self._connections: dict[Connection | Upgraded, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._acceptor: Acceptor | None = None
@@ -193,6 +198,7 @@ class Listener:
             "requests_malformed": self.malformed,
             "requests_failed": self.failed,
             "connections_turned_away": self.turned_away,
+            "connections_stalled": self.stalled,
             "upgraded": sum(type(connection) is Upgraded for connection in self._connections),
         }
 

@@ -46,6 +46,7 @@ class HttpRequest:
         "deadline",
         "extra",
         "headers",
+        "held",
         "in_flight",
         "method",
         "old",
@@ -66,6 +67,7 @@ class HttpRequest:
         self.headers = headers
         self.body = body
         self.in_flight = False  # its handler was called, and has not answered yet
+        self.held = 0  # bytes of the budget that its body holds until it is answered
         self.close = False  # the connection is closed after this answer
         self.old = False  # HTTP/1.0: needs `connection: keep-alive`, and has no chunks
         self.out: Sequence[Piece] | None = None  # the answer; of a stream, the pieces that were not sent

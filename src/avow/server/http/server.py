@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from avow.server.access import load_tokens
+from avow.server.byte_budget import ByteBudget
 from avow.server.channels import handlers as channel_handlers
 from avow.server.channels.channels import Channels
 from avow.server.channels.webchannel_http import WebChannels
@@ -32,6 +33,7 @@ from avow.server.http import (
 from avow.server.http.api import Api, Handler
 from avow.server.http.cors import Cors, Origins, read_origins
 from avow.server.http.listener import Listener, Patience
+from avow.server.http.read_turns import ReadTurns
 from avow.server.metrics import Metrics
 from avow.server.pledges import handlers as pledge_handlers
 from avow.server.pledges.service import Pledges
@@ -105,15 +107,18 @@ class HttpServer:
         self._address = address(settings.listen, name="listen")
         self.grpc_port = 0  # 0: dtm's API is not served over gRPC
         self.api = Api(peer, load_tokens(settings), HANDLERS)
+        self.budget = ByteBudget(settings.memory_bytes_max)
         self.listener = Listener(
             self.api.handle,
             connections_max=settings.connections_max,
             in_flight_max=settings.in_flight_max,
             request_bytes_max=settings.request_bytes_max,
+            budget=self.budget,
             tls=tls,
             patience=patience,
         )
         self.api.listener = self.listener
+        self.api.reads = ReadTurns(self.listener)
         cors = self.api.cors = Cors(read_origins(settings.cors_origins), self._apis)
         self.channels = Channels(peer, channels_max=settings.channels_max, window_s=settings.channel_window_s)
         self.api.channels = self.channels
@@ -124,7 +129,9 @@ class HttpServer:
         self.api.dtm = DtmHttp(self.api, self.pledges)
         self._grpc = DtmGrpc(self.api.dtm.dtm, self.api.tokens, self.pledges.counters) if settings.grpc_listen else None
         self._settings = settings
-        self.api.metrics = Metrics(peer, self.listener.statistics, self.channels.statistics, self.pledges.statistics)
+        self.api.metrics = Metrics(
+            peer, self.listener.statistics, self.budget.statistics, self.channels.statistics, self.pledges.statistics
+        )
 
     def _apis(self) -> list[str]:
         return [info.api for info in self.api.node.metadata.state.peers.by_number.values()]

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from avow.limits import MIB
+from avow.server.byte_budget import ByteBudget
 from avow.server.http.connection import Connection
 from avow.server.http.listener import Listener, Patience
 from avow.server.http.request import HttpRequest
@@ -87,15 +89,18 @@ class Bench:
         connections_max: int = 10,
         in_flight_max: int = 1000,
         request_bytes_max: int = 10_000,
+        memory_bytes_max: int = 256 * MIB,
     ) -> None:
         self.asked: list[HttpRequest] = []
         self.time = 100.0
         self.later: list[Callable[[], None]] = []
+        self.budget = ByteBudget(memory_bytes_max)
         self.listener = Listener(
             handle or self.asked.append,
             connections_max=connections_max,
             in_flight_max=in_flight_max,
             request_bytes_max=request_bytes_max,
+            budget=self.budget,
             patience=Patience(),
         )
         self.listener.now = lambda: self.time

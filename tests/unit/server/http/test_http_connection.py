@@ -293,6 +293,7 @@ def test_waiting_ends_when_the_client_hangs_up() -> None:
         "requests_malformed": 0,
         "requests_failed": 0,
         "connections_turned_away": 0,
+        "connections_stalled": 0,
         "upgraded": 0,
     }
 
