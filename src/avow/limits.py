@@ -47,6 +47,7 @@ DECIDED_TRANSACTIONS_COUNT: Final = 65_536
 OPEN_TRANSACTIONS_COUNT: Final = 1_024
 VISIBLE_BATCHES_COUNT: Final = 4_000_000  # in one lane: 8 bytes each in memory and in every snapshot
 STAGED_BATCHES_COUNT: Final = 65_536  # in one open transaction
+PREPARES_COUNT: Final = 64  # different ones of one open transaction: each by a publish that did not come to its end
 TRANSACTION_PARTS_COUNT_MAX: Final = 4_096  # named by one publish: they fit into an entry's control bytes
 SUBSCRIBERS_COUNT: Final = 4_096
 

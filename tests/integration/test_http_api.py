@@ -350,6 +350,71 @@ def test_a_transaction_over_several_lanes_is_decided_in_all_of_them(peer: PeerPr
     assert sum(lane["last_version"] for lane in published) == 6
 
 
+@pytest.mark.parametrize("part", [0, 3])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_transaction_whose_stages_have_different_deadlines_has_one_outcome(
+    peer: PeerProcess, first: int, part: int
+) -> None:
+    """Whichever lane has the short one, and whichever is the home lane."""
+    queue, path = _two_lanes(peer)
+    for lane, deadline_s in ((first, 0.2), (1 - first, 60.0)):
+        staged = f"{path}/messages?lane={lane}&deadline_s={deadline_s}&part={part}"
+        assert peer.ask("POST", staged, {"messages": [{"value": "x"}]}).status == 200
+    expired = f"/v1/queues/{queue}/transactions/other/messages?lane={first}&deadline_s=0.2"
+    assert peer.ask("POST", expired, {"messages": [{"value": "y"}]}).status == 200
+    other = f"/v1/queues/{queue}/transactions/other/publish"
+    too_much = {"parts": [{"part": 9, "messages": 7}]}  # INCOMPLETE, and decides nothing, until it has expired
+    wait_until(lambda: peer.ask("POST", other, too_much).code == "ALREADY_DECIDED")
+    body = {"parts": [{"part": part, "messages": 2}]} if part else None
+    published = peer.ask("POST", f"{path}/publish", body)
+    assert published.status == 200, published.body
+    assert [span["lane"] for span in published.json["published"]] == [0, 1]
+    for lane in (0, 1):
+        read = peer.ask("GET", f"/v1/queues/{queue}/messages?lane={lane}&level=linearizable")
+        assert [line["value"] for line in read.lines] == ["x"]
+    assert peer.ask("POST", f"{path}/publish", body).json == published.json
+
+
+@pytest.mark.parametrize("part", [0, 3])
+def test_a_transaction_that_expired_is_visible_in_no_lane(peer: PeerProcess, part: int) -> None:
+    queue, path = _two_lanes(peer)
+    for lane in (0, 1):
+        staged = f"{path}/messages?lane={lane}&deadline_s=0.3&part={part}"
+        assert peer.ask("POST", staged, {"messages": [{"value": "x"}]}).status == 200
+    body = {"parts": [{"part": part, "messages": 7}]} if part else {"parts": [{"part": 9, "messages": 7}]}
+    wait_until(lambda: peer.ask("POST", f"{path}/publish", body).code != "INCOMPLETE")  # asking decides nothing
+    refused = peer.ask("POST", f"{path}/publish")
+    code = "UNKNOWN_TRANSACTION" if part else "ALREADY_DECIDED"
+    assert (refused.code, refused.json["error"]["definite"]) == (code, True)
+    assert [lane["end"] for lane in peer.ask("GET", f"/v1/queues/{queue}").json["lanes"]] == [0, 0]
+
+
+def test_parts_of_several_lanes_are_published_by_one_request_only(peer: PeerProcess) -> None:
+    queue, path = _two_lanes(peer)
+    for lane, part in ((0, 1), (1, 1), (1, 2)):
+        assert (
+            peer.ask("POST", f"{path}/messages?lane={lane}&part={part}", {"messages": [{"value": "x"}]}).status == 200
+        )
+    parts = [{"part": 1, "messages": 1}]
+    alone = peer.ask("POST", f"{path}/publish?lane=0", {"parts": parts})
+    assert (alone.status, alone.code) == (400, "INVALID_REQUEST")
+    missing = peer.ask("POST", f"{path}/publish", {"lanes": [{"lane": 0, "parts": [{"part": 1, "messages": 2}]}]})
+    assert (missing.status, missing.code) == (409, "INCOMPLETE")
+    both = {"lanes": [{"lane": 0, "parts": parts}, {"lane": 1, "parts": parts}]}
+    assert [span["lane"] for span in peer.ask("POST", f"{path}/publish", both).json["published"]] == [0, 1]
+    ends = [lane["end"] for lane in peer.ask("GET", f"/v1/queues/{queue}").json["lanes"]]
+    assert ends == [1, 1]
+    for wrong in ({}, {"parts": parts, "lanes": both["lanes"]}, {"lanes": [*both["lanes"], *both["lanes"]]}):
+        assert peer.ask("POST", f"{path}/publish", wrong).code == "INVALID_REQUEST"
+
+
+def _two_lanes(peer: PeerProcess) -> tuple[str, str]:
+    """A queue, and the path of a transaction."""
+    queue = f"q-{uuid4().hex}"
+    assert peer.ask("POST", "/v1/queues", {"name": queue, "lanes": 2}).status == 201
+    return queue, f"/v1/queues/{queue}/transactions/{uuid4().hex}"
+
+
 def test_a_deadline_beyond_the_bound_is_refused(peer: PeerProcess, queue: str) -> None:
     body = {"messages": [{"value": "a"}]}
     answer = peer.ask("POST", f"/v1/queues/{queue}/transactions/t/messages?deadline_s=100000", body)

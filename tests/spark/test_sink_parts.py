@@ -76,13 +76,17 @@ def test_a_repeated_job_stages_nothing_and_publishes_nothing(client: BlockingCli
     assert sorted(job.visible()) == list(range(20))
 
 
-def test_a_job_whose_driver_died_between_two_lanes_is_completed(client: BlockingClient) -> None:
-    job = Job(client, "half")
+def test_a_job_over_two_lanes_is_published_in_both_or_in_none(client: BlockingClient) -> None:
+    job = Job(client, "whole")
     first = job.attempt(*range(20))
-    job.commit(Staged(first.name, first.part, {"half": {0: first.messages["half"][0]}}))
-    assert 0 < len(job.visible()) < 20
+    counts = dict(first.messages["whole"])
+    with pytest.raises(Incomplete):
+        job.commit(Staged(first.name, first.part, {"whole": {**counts, 1: counts[1] + 1}}))
+    assert job.visible() == []
+    job.commit(first)
+    assert sorted(job.visible()) == list(range(20))
     again = job.attempt(*range(20))
-    assert list(again.messages["half"]) == [1]
+    assert (again.messages, again.decided) == ({}, {"whole": [0, 1]})
     job.commit(again)
     assert sorted(job.visible()) == list(range(20))
 
@@ -101,7 +105,7 @@ def test_an_abort_discards_its_parts_and_the_name_can_be_used_again(client: Bloc
     job.abort(first, None)
     with pytest.raises(UnknownTransaction) as caught:
         job.commit(first)
-    assert "no lane was published before" in "".join(caught.value.__notes__)
+    assert "no queue was published before" in "".join(caught.value.__notes__)
     job.commit(job.attempt(1, 2))
     assert sorted(job.visible()) == [1, 2]
 

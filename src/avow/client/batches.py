@@ -444,6 +444,11 @@ class WriteBuffer:
             by_lane.setdefault(turn if key is None else lane_for(key, len(self._senders)), []).append(number)
         return [(self._senders[found].pending, numbers) for found, numbers in sorted(by_lane.items())]
 
+    @property
+    def lanes_count(self) -> int:
+        """Of a two-phase queue that is known."""
+        return len(self._senders)
+
     def lane_of(self, key: bytes | None, lane: int | None) -> int:
         """The two-phase lane for a key, or the current lane for a message without one."""
         count = len(self._senders)

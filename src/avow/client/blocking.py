@@ -190,13 +190,16 @@ class BlockingTransaction:
         self._thread.run(self._transaction.stage_record(lane, record, write_id=write_id, count=count))
 
     def publish(self) -> list[Done]:
-        """Make all staged messages visible. Without staged messages this does nothing. May be repeated."""
+        """Make all staged messages visible, in all lanes or in none. Without staged messages this does nothing. May be
+        repeated.
+        """
         return self._thread.run(self._transaction.publish())
 
     def publish_parts(self, parts: Mapping[int, Mapping[int, int]]) -> list[Done]:
         """Publish these parts: lane -> {part: its number of messages}. Raises Incomplete if a number does not match.
 
-        Other parts of the transaction in these lanes are dropped. May be repeated, also by another program.
+        All of them become visible, or none. Other parts of the transaction are dropped. May be repeated, also by
+        another program.
         """
         return self._thread.run(self._transaction.publish_parts(parts))
 

@@ -6,8 +6,9 @@
 
 Staged messages are stored like any other, but are invisible until the transaction is published, which happens when the
 block ends without an exception. If it raises, they are discarded. If this process dies, the peers discard them after
-`deadline_s`. All messages of one lane become visible at once, with consecutive versions. Lanes are published one by
-one: a transaction over several lanes is atomic in each, but a reader may see one lane's messages before another's.
+`deadline_s`. All messages of one lane become visible at once, with consecutive versions. A transaction over several
+lanes of a queue has one outcome in all of them: one of the lanes decides, and the others follow. A reader may see one
+lane's messages a moment before another's.
 
 Staging, publishing and discarding are retried until a peer confirms them, which is safe: a staged batch has a write id,
 and a transaction is decided once.
@@ -34,6 +35,7 @@ from avow.client.message_columns import Headers, columns_of, split
 from avow.client.outcomes import Done, read_written
 from avow.client.peer_connection import BATCH, JSON
 from avow.errors import AvowError, InvalidRequest
+from avow.queue.key_to_lane import lane_for
 
 if TYPE_CHECKING:
     from avow.client.batches import WriteBuffer
@@ -105,10 +107,11 @@ class Transaction:
                 await self.stage_record(found, batch.encode(), write_id=batch.write_id, count=len(span))
 
     def _lane_for(self, key: bytes | None, lane: int | None) -> int:
-        """Messages without a key go to one lane of the transaction, because only a lane is published atomically."""
-        if key is None and lane is None and self._lanes:
-            return next(iter(self._lanes))
-        return self._buffer.lane_of(key, lane)
+        """Messages without a key go to one lane, whose messages become visible at once. It is the lane that decides,
+        because one lane alone needs no steps."""
+        if key is not None or lane is not None:
+            return self._buffer.lane_of(key, lane)
+        return lane_for(self.name.encode(), self._buffer.lanes_count)
 
     async def stage_record(self, lane: int, record: Buffer, *, write_id: bytes, count: int) -> None:
         """Stage an encoded batch (`avow.wire`) of `count` messages with this write id."""
@@ -123,32 +126,48 @@ class Transaction:
     # ----------------------------------------------------------------- decisions
 
     async def publish(self) -> list[Done]:
-        """Make all staged messages visible. Without staged messages this does nothing. May be repeated."""
+        """Make all staged messages visible, in all lanes or in none. Without staged messages this does nothing. May be
+        repeated."""
         self._decide("published")
-        self.published = []
-        for lane, write_id in self._lanes.items():
-            self.published += await self._publish(lane, write_id)
+        self.published = await self._publish(self._only_lane(self._lanes), b"") if self._lanes else []
         return self.published
 
     async def publish_parts(self, parts: Mapping[int, Mapping[int, int]]) -> list[Done]:
         """Publish these parts: lane -> {part: its number of messages}. Raises Incomplete if a number does not match.
 
-        Other parts of the transaction in these lanes are dropped. May be repeated, also by another program.
+        All of them become visible, or none. Other parts of the transaction are dropped. May be repeated, also by
+        another program.
         """
         self._decide("published")
-        self.published = []
-        for lane, counts in sorted(parts.items()):
-            self.published += await self._publish(lane, self._lanes.get(lane, b""), counts)
+        self.published = await self._publish_lanes(parts) if parts else []
         return self.published
 
-    async def _publish(self, lane: int, write_id: bytes, parts: Mapping[int, int] | None = None) -> list[Done]:
-        target = self._path("publish") + b"?lane=%d" % lane
-        answer = await self._cluster.call(b"POST", target, headers=JSON, body=_parts(parts), write_id=write_id)
+    async def _publish_lanes(self, parts: Mapping[int, Mapping[int, int]]) -> list[Done]:
+        """A peer of the first release refuses a body with `lanes`. It decides lane by lane, so it is asked that way; a
+        peer that decides for all lanes refuses to do so for one of several."""
+        lanes = [{"lane": lane, "parts": _listed(counts)} for lane, counts in sorted(parts.items())]
+        try:
+            return await self._publish(None, json.encode({"lanes": lanes}))
+        except InvalidRequest:
+            return [
+                done for lane, counts in sorted(parts.items()) for done in await self._publish(lane, _parts(counts))
+            ]
+
+    async def _publish(self, lane: int | None, body: bytes) -> list[Done]:
+        target = self._path("publish") + (b"" if lane is None else b"?lane=%d" % lane)
+        write_id = b"" if lane is None else self._lanes.get(lane, b"")
+        answer = await self._cluster.call(b"POST", target, headers=JSON, body=body, write_id=write_id)
         found = []
         for span in read_written(answer.body).published:
-            found.append(Done(self._buffer.queue, span.lane, span.first_version, span.last_version, write_id))
+            staged = self._lanes.get(span.lane, b"")
+            found.append(Done(self._buffer.queue, span.lane, span.first_version, span.last_version, staged))
             self._buffer.seen[span.lane] = max(span.last_version, self._buffer.seen.get(span.lane, 0))
         return found
+
+    @staticmethod
+    def _only_lane(lanes: Collection[int]) -> int | None:
+        """A request about one lane names it: peers of the first release then ask no other."""
+        return next(iter(lanes)) if len(lanes) == 1 else None
 
     async def discard_parts(self, parts: Mapping[int, Collection[int]]) -> None:
         """Drop these parts of each lane, without deciding the transaction. May be repeated."""
@@ -159,8 +178,10 @@ class Transaction:
     async def discard(self) -> None:
         """Drop all staged messages. May be repeated."""
         self._decide("discarded")
-        for lane in self._lanes:
-            await self._cluster.call(b"POST", self._path("discard") + b"?lane=%d" % lane, headers=JSON)
+        if self._lanes:
+            lane = self._only_lane(self._lanes)
+            target = self._path("discard") + (b"" if lane is None else b"?lane=%d" % lane)
+            await self._cluster.call(b"POST", target, headers=JSON)
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,7 +214,9 @@ class Transaction:
             )
 
 
-def _parts(parts: Mapping[int, int] | None) -> bytes:
-    if parts is None:
-        return b""
-    return json.encode({"parts": [{"part": part, "messages": count} for part, count in parts.items()]})
+def _parts(parts: Mapping[int, int]) -> bytes:
+    return json.encode({"parts": _listed(parts)})
+
+
+def _listed(parts: Mapping[int, int]) -> list[dict[str, int]]:
+    return [{"part": part, "messages": count} for part, count in parts.items()]

@@ -6,6 +6,7 @@ Refusal   definite: it did not and will not happen. `code` is an error's code; `
           for CONTENT_DIFFERS, else 0
 Lost      indefinite: this peer cannot determine the outcome; the client repeats the request with the same write id
 Stored    pub-sub, before the outcome of a write: under which version id to look it up later
+Decided   a transaction over several lanes has its one outcome
 Reached   pub-sub, for a read: the version that is readable here, for every lane
 """
 
@@ -45,7 +46,13 @@ class Reached(Struct, frozen=True, gc=False):
     versions: dict[int, int]
 
 
-Answer: TypeAlias = Done | Refusal | Lost | Stored | Reached
+class Decided(Struct, frozen=True, gc=False):
+    """Of a transaction: by lane number, the first and last version that became visible; 0, 0 for a discard."""
+
+    versions: dict[int, tuple[int, int]]
+
+
+Answer: TypeAlias = Done | Refusal | Lost | Stored | Reached | Decided
 LOST: Final = Lost()
 
 _SENTENCES: Final[dict[str, str]] = {

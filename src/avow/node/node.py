@@ -216,6 +216,7 @@ class Node:
         self.metadata = self.lane_set.open_metadata(founders, level)
         self.housekeeping = roles.housekeeping(self)
         self.queues = QueueFollower(self)
+        self.transactions = roles.transactions(self)
         self._follow_metadata()
         self.queues.open_all()
 
@@ -242,6 +243,7 @@ class Node:
         self.queues.open_some()
         self._follow_metadata()
         self.housekeeping.tick(now)
+        self.transactions.tick(now, now_ms)
 
     def persisted(self, proof: Synced) -> None:
         """The oldest drained effects with something to persist are synced."""
@@ -397,6 +399,8 @@ class Node:
                 if isinstance(answer, Reached):
                     answer = Done(1, answer.versions.get(lane, 0))
                 self.answers.append((request, answer))
+            elif self.transactions.takes(request):
+                self.transactions.on_answer(request, answer)
             elif request in self._proposals:
                 name, proposal = self._proposals.pop(request)
                 if name in self.pubsub:
@@ -460,6 +464,11 @@ class Node:
 
     def bound_loss(self) -> None:
         self.lane_set.bound_loss()
+
+    def next_request(self) -> int:
+        """The number of another request of this peer's own."""
+        self._request += 1
+        return self._request
 
     def touch(self, number: int) -> None:
         self.mux.touch(number)

@@ -20,6 +20,7 @@ from avow.node.metadata_lane import MetadataLane
 from avow.node.node import Collect, EffectMux, Node
 from avow.node.pubsub.queue import PubSubQueue
 from avow.node.pubsub.roles import QUEUE_SHIPPED, QueueRoles
+from avow.node.transactions import TransactionDriver
 from avow.replication.durable import LaneImages
 from avow.wire.messages import Snapshot
 
@@ -36,6 +37,7 @@ class NodeRoles:
     housekeeping: Callable[[Node], Housekeeping] = Housekeeping
     membership: Callable[[Node], MembershipSteps] = MembershipSteps
     retention: Callable[[Node], Retention] = Retention
+    transactions: Callable[[Node], TransactionDriver] = TransactionDriver
     lane: LaneRoles = LANE_SHIPPED
     queue: QueueRoles = QUEUE_SHIPPED
     metadata_lane: Callable[..., MetadataLane] = MetadataLane

@@ -41,6 +41,7 @@ LaneCount = Annotated[int, Meta(ge=1, le=limits.LANES_PER_QUEUE_MAX)]
 Parts = Annotated[tuple[tuple[Positive, Natural], ...], Meta(max_length=limits.TRANSACTION_PARTS_COUNT_MAX)]
 
 Reason: TypeAlias = Literal["client", "deadline"]
+DecisionStep: TypeAlias = Literal["prepare", "decide", "follow", "close"]
 TrimRule: TypeAlias = Literal["asked", "age", "size", "passed"]
 Strategy: TypeAlias = Literal["two-phase", "pub-sub"]
 Action: TypeAlias = Literal["create", "change", "delete"]
@@ -69,6 +70,29 @@ class TransactionCommand(Command, frozen=True, gc=False):
     txn: TransactionName
     reason: Reason = "client"
     parts: Parts = ()
+
+
+class BoundStageCommand(StageCommand, frozen=True, gc=False):
+    """`home`: the lane that decides the transaction; this lane follows it. Without messages, in the home lane: opens
+    the transaction there, before anything is staged elsewhere."""
+
+    home: Natural = 0
+
+
+class DecisionCommand(TransactionCommand, frozen=True, gc=False):
+    """One step of a decision about a bound transaction (`transactions`).
+
+    PUBLISH prepare    a follower keeps what is staged until the home lane has decided; its outcome has its position
+    PUBLISH decide     the home lane publishes its own batches; `lanes` are its followers, each with the position of
+                       its prepare. `at`: where the transaction was opened in the home lane
+    PUBLISH follow     a follower publishes what it prepared at `at`
+    PUBLISH close      every follower has followed, so the home lane may forget `lanes`
+    DISCARD follow     a follower drops a transaction that has not changed since `at`
+    """
+
+    step: DecisionStep = "decide"
+    at: Natural = 0
+    lanes: Annotated[tuple[tuple[Positive, Positive], ...], Meta(max_length=limits.LANES_PER_QUEUE_MAX)] = ()
 
 
 class CursorCommand(Command, frozen=True, gc=False):
@@ -213,10 +237,19 @@ METADATA_COMMANDS: Final[Mapping[int, type[Command]]] = {
     Kind.LEVEL: LevelCommand,
 }
 
-_encoder: Final = Encoder()
-_decoders: Final[dict[type[Command], Decoder[Command]]] = {
-    command: Decoder(command) for command in (*QUEUE_COMMANDS.values(), *METADATA_COMMANDS.values())
+# The subclass with fields of version 2, and the first byte of its array: the encoding always has all fields.
+_LATER: Final[Mapping[type[Command], tuple[type[Command], int]]] = {
+    StageCommand: (BoundStageCommand, 0x94),
+    TransactionCommand: (DecisionCommand, 0x96),
 }
+
+_encoder: Final = Encoder()
+_EVERY: Final[tuple[type[Command], ...]] = (
+    *QUEUE_COMMANDS.values(),
+    *METADATA_COMMANDS.values(),
+    *(later for later, _ in _LATER.values()),
+)
+_decoders: Final[dict[type[Command], Decoder[Command]]] = {command: Decoder(command) for command in _EVERY}
 
 
 def encode(command: Command) -> bytes:
@@ -235,6 +268,9 @@ def decode(kind: int, control: bytes, *, metadata: bool = False) -> Command:
     if command is None:
         name = Kind.NAMES[kind] if 0 <= kind < len(Kind.NAMES) else kind
         raise InvalidRequest(f"entries of kind {name} have no command in this lane; nothing was changed")
+    later = _LATER.get(command)
+    if later is not None and control[:1] == bytes([later[1]]):
+        command = later[0]
     return _decode(command, control)
 
 

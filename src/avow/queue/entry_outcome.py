@@ -6,7 +6,8 @@ included in its snapshots, and small. An error is stored as its code; the text i
 
 `first_version` and `last_version` mean, when `code` is empty:
 
-    DATA, PUBLISH    the versions that became visible; an empty batch has last = first - 1
+    DATA, PUBLISH    the versions that became visible; an empty batch has last = first - 1. Of the step `prepare`:
+                     last = its position
     CURSOR           last = the subscriber's cursor
     TRIM             the removed versions; last = first - 1 if a hold or an earlier trim left nothing to remove
     SUBSCRIPTION     of a join: last = the epoch of the subscription
@@ -39,7 +40,7 @@ class Outcome(Struct, frozen=True, array_like=True, gc=False):
 
 DONE: Final = Outcome()
 
-_SHOWS: Final = frozenset({Kind.DATA, Kind.PUBLISH, Kind.TRIM})  # their first version is at least 1, if they are done
+_SHOWS: Final = frozenset({Kind.DATA, Kind.TRIM})  # their first version is at least 1, if they are done
 _REFUSALS_OF_DATA: Final = frozenset({"COUNT_OVERFLOW"})
 
 
@@ -53,7 +54,7 @@ def repeated(kind: int, known: Outcome) -> Outcome:
     if known.code:
         fits = kind != Kind.DATA or known.code in _REFUSALS_OF_DATA
     else:
-        fits = (known.first_version > 0) == (kind in _SHOWS)
+        fits = kind == Kind.PUBLISH or (known.first_version > 0) == (kind in _SHOWS)
     return known if fits else Outcome("CONTENT_DIFFERS", known.first_version, known.last_version)
 
 

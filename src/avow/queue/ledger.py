@@ -21,11 +21,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from avow import limits
-from avow.queue.commands import Command, CursorCommand, StageCommand, TransactionCommand, TrimCommand, decode_or_code
+from avow.queue.commands import (
+    BoundStageCommand,
+    Command,
+    CursorCommand,
+    DecisionCommand,
+    StageCommand,
+    TransactionCommand,
+    TrimCommand,
+    decode_or_code,
+)
 from avow.queue.entry_outcome import DONE, EarlyRefusal, Known, Outcome, repeated
 from avow.queue.records import Bounds
 from avow.queue.subscribers import Subscribers
-from avow.queue.transactions import Parts, Transactions
+from avow.queue.transactions import OpenTransaction, Parts, Transactions
 from avow.queue.write_ids import Recent
 from avow.wire.messages import Entry, Kind
 
@@ -152,12 +161,16 @@ class Ledger:
     def _early_outcome(self, kind: int, command: Command) -> Outcome | None:
         match command:
             case StageCommand():
-                return self.transactions.stage_outcome(command.txn)
+                return self.transactions.stage_outcome(command.txn, part=command.part)
+            case DecisionCommand() if kind == Kind.PUBLISH:
+                return self.transactions.step_outcome(command)
+            case DecisionCommand():
+                return self.transactions.follow_discard_outcome(command)
             case TransactionCommand() if kind == Kind.PUBLISH:
                 return self.transactions.publish_outcome(command.txn, command.parts)
             case TransactionCommand():
                 expired = command.reason == "deadline"
-                return self.transactions.discard_outcome(command.txn, expired=expired)
+                return self.transactions.discard_outcome(command.txn, expired=expired, parts=command.parts)
             case CursorCommand():
                 return self.subscribers.refusal(command, end=self.end)
             case _:
@@ -166,9 +179,14 @@ class Ledger:
     def _perform(self, entry: Entry, command: Command) -> Outcome:
         match command:
             case StageCommand(txn, deadline_ms, part):
+                home = command.home if isinstance(command, BoundStageCommand) else 0
                 self.transactions.stage(
-                    txn, deadline_ms=deadline_ms, position=entry.position, count=entry.count, part=part
+                    txn, deadline_ms=deadline_ms, position=entry.position, count=entry.count, part=part, home=home
                 )
+            case DecisionCommand() if entry.kind == Kind.PUBLISH:
+                return self._take_step(command, entry.position)
+            case DecisionCommand(txn, reason):
+                self.transactions.discard(txn, expired=reason == "deadline")
             case TransactionCommand(txn, _, parts) if entry.kind == Kind.PUBLISH:
                 return self._publish(txn, parts)
             case TransactionCommand(txn, _, parts) if parts:
@@ -181,9 +199,27 @@ class Ledger:
                 return self._trim(upto_version)
         return DONE  # also for MEMBERS, on which the replication core acts by itself
 
+    def _take_step(self, command: DecisionCommand, position: int) -> Outcome:
+        transactions, txn = self.transactions, command.txn
+        match command.step:
+            case "prepare":
+                transactions.prepare(txn, position=position, parts=command.parts)
+                return Outcome("", 0, position)
+            case "follow":
+                held = transactions.follow(txn, prepared_at=command.at, after_version=self.end)
+                return self._show_batches(held)
+            case "close":
+                del transactions.following[txn]
+                return DONE
+        if command.lanes:
+            transactions.following[txn] = command.lanes
+        return self._publish(txn, command.parts)
+
     def _publish(self, txn: bytes, parts: Parts) -> Outcome:
+        return self._show_batches(self.transactions.publish(txn, after_version=self.end, parts=parts))
+
+    def _show_batches(self, transaction: OpenTransaction) -> Outcome:
         versions, first = self.versions, self.end + 1
-        transaction = self.transactions.publish(txn, after_version=self.end, parts=parts)
         for position, count in zip(transaction.positions, transaction.counts, strict=True):
             versions.append(position, 0, count)
         return Outcome("", first, versions.end)

@@ -88,6 +88,17 @@ class OpenTransactionRecord(Struct, frozen=True, array_like=True):
     parts: bytes = b""  # empty: none of the batches has one
 
 
+class BoundTransactionRecord(Struct, frozen=True, array_like=True):
+    """What an open transaction has besides, if it is bound."""
+
+    txn: bytes
+    home: int
+    opened_at: int
+    changed_at: int
+    parted: bool
+    prepared: list[tuple[int, tuple[tuple[int, int], ...]]]
+
+
 class LaneSnapshot(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     position: int
     refused: int
@@ -100,6 +111,14 @@ class LaneSnapshot(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     opened: list[OpenTransactionRecord]
     decided: tuple[list[bytes], list[Decision]]
     subscribers: dict[str, Subscriber]
+
+
+class BoundLaneSnapshot(LaneSnapshot, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The snapshot of a lane that has part in bound transactions, which there are once the cluster's level is 2. Peers
+    of the first release cannot read these fields, so other snapshots do not have them."""
+
+    bound: list[BoundTransactionRecord] = []
+    following: list[tuple[bytes, tuple[tuple[int, int], ...]]] = []
 
 
 # ------------------------------------------------------------------ the metadata lane

@@ -16,11 +16,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from msgspec.msgpack import Decoder, Encoder
+from msgspec.structs import astuple
 
 from avow.errors import Malformed, NotEqual
 from avow.queue.ledger import NO_CONDITION, Ledger
 from avow.queue.records import (
+    BoundLaneSnapshot,
     Bounds,
+    BoundTransactionRecord,
     LaneSnapshot,
     OpenTransactionRecord,
     QueueStatistics,
@@ -36,7 +39,7 @@ LAYOUT_VERSION: Final = 1
 
 
 _encoder: Final = Encoder()
-_decoder: Final = Decoder(LaneSnapshot)
+_decoder: Final = Decoder(BoundLaneSnapshot)
 
 
 class QueueState(Ledger):
@@ -89,7 +92,8 @@ class QueueState(Ledger):
 
     def snapshot(self) -> bytes:
         index = self.visible
-        body = LaneSnapshot(
+        opened, following = self.transactions.opened, list(self.transactions.following.items())
+        body = BoundLaneSnapshot(
             position=self.position,
             refused=self.refused,
             bounds=self.bounds,
@@ -98,11 +102,14 @@ class QueueState(Ledger):
             dropped=index.dropped,
             index=_columns(index),
             write_ids=self.write_ids.columns(),
-            opened=[_packed(txn, transaction) for txn, transaction in self.transactions.opened.items()],
+            opened=[_packed(txn, transaction) for txn, transaction in opened.items()],
             decided=self.transactions.decided.columns(),
             subscribers=self.subscribers.by_name,
+            bound=[_bound(txn, found) for txn, found in opened.items() if found.home],
+            following=following,
         )
-        return seal(_encoder.encode(body), magic=MAGIC, version=LAYOUT_VERSION)
+        plain = LaneSnapshot(*astuple(body)[: len(LaneSnapshot.__struct_fields__)])
+        return seal(_encoder.encode(body if body.bound or following else plain), magic=MAGIC, version=LAYOUT_VERSION)
 
     @classmethod
     def restore(cls, snapshot: bytes) -> QueueState:
@@ -142,7 +149,12 @@ def _packed(txn: bytes, transaction: OpenTransaction) -> OpenTransactionRecord:
     )
 
 
-def _restored_index(body: LaneSnapshot) -> VisibleIndex:
+def _bound(txn: bytes, found: OpenTransaction) -> BoundTransactionRecord:
+    prepared = list(found.prepared.items())
+    return BoundTransactionRecord(txn, found.home, found.opened_at, found.changed_at, found.parted, prepared)
+
+
+def _restored_index(body: BoundLaneSnapshot) -> VisibleIndex:
     index = VisibleIndex(end=body.end, trimmed_to=body.trimmed_to, dropped=body.dropped)
     index.rows, index.starts, index.positions, index.offsets = map(column_from, body.index)
     _check_index(index)
@@ -167,7 +179,7 @@ def _ascends(rows: array[int], end: int) -> bool:
     return rows[0] >= 1 and all(map(int.__lt__, rows, following))
 
 
-def _restore_transactions(transactions: Transactions, body: LaneSnapshot) -> None:
+def _restore_transactions(transactions: Transactions, body: BoundLaneSnapshot) -> None:
     transactions.decided = Recent.from_columns(body.bounds.decided_transactions, *body.decided)
     for packed in body.opened:
         transaction = transactions.opened[packed.txn] = OpenTransaction(packed.deadline_ms)
@@ -178,3 +190,10 @@ def _restore_transactions(transactions: Transactions, body: LaneSnapshot) -> Non
             raise Malformed("snapshot transaction", expected=f"{len(positions)} counts and parts", found=found)
         for position, count, part in zip(positions, counts, parts, strict=True):
             transaction.add(position=position, count=count, part=part)
+    for bound in body.bound:
+        opened = transactions.opened.get(bound.txn)
+        if opened is None:
+            raise Malformed("snapshot transaction", expected="an open one", found=bound.txn)
+        opened.home, opened.opened_at, opened.changed_at = bound.home, bound.opened_at, bound.changed_at
+        opened.parted, opened.prepared = bound.parted, dict(bound.prepared)
+    transactions.following.update(body.following)

@@ -253,6 +253,8 @@ class Peer:
             if effects is not None and effects.persist:
                 self._unwritten.append(effects)  # a founder that waits keeps an empty disk
             return
+        if node.mux.touched:  # an answer was for the node itself, and led to the next step of a transaction
+            self._released = True
         if effects is not None:
             for peer, route, message in effects.sends:
                 links.send(peer, route, message)

@@ -4,7 +4,8 @@ There is one sequence of numbers for both, because a release that can read a fra
 
     version   adds
     1         everything before versions were counted
-    2         the entry `level`; the frames `Welcome`, `Alive` and `LinkRefused`
+    2         the entry `level`; the home lane of a stage, the steps of a decision, and both in a lane's snapshot;
+              the frames `Welcome`, `Alive` and `LinkRefused`
 
 Two rules decide when something new is used:
 

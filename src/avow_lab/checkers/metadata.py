@@ -14,6 +14,7 @@ numbers are never reused, so a lane's number identifies its ledger.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from avow.limits import PEERS_MAX
@@ -31,7 +32,7 @@ RECENT_ENTRIES: Final = (
 class Incarnation:
     """One queue from its creation to its deletion."""
 
-    __slots__ = ("command", "deleted", "first_lane", "founders", "lanes", "pubsub", "retention")
+    __slots__ = ("command", "deleted", "ends", "first_lane", "founders", "lanes", "pubsub", "retention")
 
     def __init__(self, command: commands.QueueCommand, first_lane: int, founders: tuple[int, ...]) -> None:
         self.command, self.first_lane, self.founders = command, first_lane, founders
@@ -39,6 +40,19 @@ class Incarnation:
         self.pubsub: PubSubLedger | None = None
         self.retention = [command.retention]  # and all later rules
         self.deleted = False
+        self.ends: dict[bytes, dict[int, bool]] = {}  # of transactions over several lanes: published, or dropped
+
+    def transaction_ended(self, lane: int, txn: bytes, shown: bool) -> None:
+        """A lane with batches of the transaction has shown or dropped them."""
+        ends = self.ends.setdefault(txn, {})
+        ends[lane] = shown
+        if len(set(ends.values())) > 1:
+            raise Violation("two outcomes", f"{txn!r} of queue {self.name}: shown by lane {ends}")
+
+    @property
+    def undecided(self) -> list[bytes]:
+        """Transactions over several lanes that have not come to their end in one of them."""
+        return [txn for ledger in self.lanes.values() for txn in (*ledger.rules.opened, *ledger.rules.following)]
 
     @property
     def name(self) -> str:
@@ -192,6 +206,7 @@ class MetadataLedger:
             return _allows(queue, trim, rules, ledger.end)
 
         ledger = Ledger(stored, number=number, base=1, voters=queue.founders, retention=allowed)
+        ledger.rules.on_end = partial(queue.transaction_ended, number)
         return ledger
 
     def _delete(self, queue: Incarnation) -> None:

@@ -8,6 +8,7 @@
     expected          a compare-and-append took effect elsewhere, or was refused with a cursor that was never the end
     reused            a write whose id names another one was answered as done
     refused happened  a write got a definite refusal and took effect
+    two outcomes      a transaction is published in one lane, and its batches were dropped in another
     real time         an operation does not see what was acknowledged before it began
     monotonic         a cursor went back
     membership        two successive memberships differ by more than one voter, or a voter was never a learner
@@ -84,6 +85,11 @@ class Rules:
         self.outcomes: dict[bytes, Outcome] = {}
         self.staged: dict[bytes, list[tuple[int, int, int]]] = {}  # (part, count, position) of each batch
         self.decided: dict[bytes, Outcome] = {}
+        self.opened: dict[bytes, tuple[int, int]] = {}  # bound ones: where it was opened, and last changed
+        self.prepared: dict[bytes, dict[int, tuple[tuple[int, int], ...]]] = {}
+        self.following: dict[bytes, tuple[tuple[int, int], ...]] = {}
+        self.parted: set[bytes] = set()
+        self.on_end: Callable[[bytes, bool], None] = lambda _txn, _shown: None  # a bound transaction ended here
         self.cursors: dict[str, int] = {}
         self.holds: set[str] = set()
         self.subscribed_at: dict[str, int] = {}  # subscriber -> position of its first cursor
@@ -148,7 +154,18 @@ class Rules:
         command = commands.decode(entry.kind, entry.control)
         txn: bytes = command.txn  # type: ignore[attr-defined]
         decided = self.decided.get(txn)
+        if isinstance(command, commands.DecisionCommand):
+            return self._step(entry, command)
         if entry.kind == Kind.STAGE:
+            part: int = command.part  # type: ignore[attr-defined]
+            if decided is None and self.prepared.get(txn) and not part:
+                return Outcome("ALREADY_DECIDED")
+            if isinstance(command, commands.BoundStageCommand) and decided is None:
+                self.opened[txn] = (self.opened.get(txn, (entry.position, 0))[0], entry.position)
+                self.parted.update([txn] if part else [])
+                self.staged.setdefault(txn, [])
+                if not entry.count:
+                    return Outcome()
             if decided is not None:
                 return Outcome("ALREADY_DECIDED", decided.first_version, decided.last_version)
             batch = (command.part, entry.count, entry.position)  # type: ignore[attr-defined]
@@ -159,6 +176,65 @@ class Rules:
             return decided if same else Outcome("ALREADY_DECIDED", decided.first_version, decided.last_version)
         assert isinstance(command, commands.TransactionCommand)
         return self._publish(command) if entry.kind == Kind.PUBLISH else self._discard(command)
+
+    def _step(self, entry: Entry, command: commands.DecisionCommand) -> Outcome:
+        """A step of a transaction over several lanes."""
+        txn, at = command.txn, command.at
+        decided, opened = self.decided.get(txn), self.opened.get(txn)
+        if entry.kind == Kind.DISCARD:
+            if opened is not None and opened[1] == at:
+                self._end(txn, discarded=True)
+                if command.reason == "client" or txn not in self.parted:
+                    self.decided[txn] = Outcome()
+            return Outcome()
+        if command.step == "close":
+            self.following.pop(txn, None)
+            return Outcome()
+        if decided is not None:
+            shown = decided if decided.first_version and command.step != "prepare" else None
+            return shown or Outcome("ALREADY_DECIDED", decided.first_version, decided.last_version)
+        if opened is None:
+            return Outcome("UNKNOWN_TRANSACTION")
+        if command.step == "follow":
+            return self._follow(txn, at) if at in self.prepared.get(txn, {}) else Outcome("UNKNOWN_TRANSACTION")
+        staged = self.staged[txn]
+        if any(count != sum(c for p, c, _ in staged if p == part) for part, count in command.parts):
+            return Outcome("INCOMPLETE")
+        if command.step == "prepare":
+            last = max((position for _, _, position in staged), default=0)
+            for known, parts in self.prepared.get(txn, {}).items():
+                if parts == command.parts and known > last:
+                    return Outcome("", 0, known)
+            self.prepared.setdefault(txn, {})[entry.position] = command.parts
+            self.opened[txn] = (opened[0], entry.position)
+            return Outcome("", 0, entry.position)
+        if opened[0] != at:
+            return Outcome("UNKNOWN_TRANSACTION")
+        if command.lanes:
+            self.following[txn] = command.lanes
+        chosen = [batch for batch in staged if not command.parts or batch[0] in dict(command.parts)]
+        return self._show_transaction(txn, chosen)
+
+    def _follow(self, txn: bytes, at: int) -> Outcome:
+        parts = dict(self.prepared[txn][at])
+        chosen = [batch for batch in self.staged[txn] if batch[2] < at and (not parts or batch[0] in parts)]
+        return self._show_transaction(txn, chosen)
+
+    def _show_transaction(self, txn: bytes, chosen: list[tuple[int, int, int]]) -> Outcome:
+        self._end(txn, discarded=False)
+        first = self.end + 1
+        for _, count, position in chosen:
+            self._show(position, count)
+        self.decided[txn] = Outcome("", first, self.end)
+        return self.decided[txn]
+
+    def _end(self, txn: bytes, *, discarded: bool) -> None:
+        if txn in self.opened:
+            if self.staged.get(txn):
+                self.on_end(txn, not discarded)
+            del self.opened[txn]
+        self.prepared.pop(txn, None)
+        self.staged.pop(txn, None)
 
     def _publish(self, command: commands.TransactionCommand) -> Outcome:
         if command.txn not in self.staged:
@@ -176,6 +252,11 @@ class Rules:
 
     def _discard(self, command: commands.TransactionCommand) -> Outcome:
         txn, dropped = command.txn, dict(command.parts)
+        if txn in self.opened and not dropped:
+            self._end(txn, discarded=True)
+            if command.reason == "client" or txn not in self.parted:
+                self.decided[txn] = Outcome()
+            return Outcome()
         staged = self.staged.pop(txn, [])
         if dropped:
             if left := [batch for batch in staged if batch[0] not in dropped]:

@@ -24,7 +24,7 @@ from avow.node.lane.writes import LaneWrites
 from avow.node.merging import UNMERGEABLE, shape_of
 from avow.node.node import Node
 from avow.node.roles import NodeRoles
-from avow.queue.commands import CursorCommand
+from avow.queue.commands import CursorCommand, TransactionCommand, encode
 from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
 from avow.queue.write_ids import Recent
 from avow.replication.effect_buffer import EffectBuffer
@@ -299,6 +299,16 @@ class MergedTwice(MachineDelegate):
         return shown
 
 
+class ExpiresAlone(MachineDelegate):
+    """A lane discards what is past its deadline, also a transaction that another lane decides."""
+
+    def discards_due(self, now_ms: int) -> list[bytes]:
+        due: list[bytes] = self.shipped.discards_due(now_ms)
+        transactions = self.shipped.state.transactions
+        late = transactions.followers(self.shipped.lane).items() if due or transactions.opened else ()
+        return due + [encode(TransactionCommand(txn, "deadline")) for txn, found in late if found.deadline_ms <= now_ms]
+
+
 class LastCursorWins(Delegate):
     def perform(self, command: CursorCommand) -> Outcome:
         back = CursorCommand(command.subscriber, max(0, command.version - 2), reset=True)
@@ -440,6 +450,7 @@ TWO_PHASE_ROLES: Final[tuple[RoleMutation, ...]] = (
     ),
     RoleMutation("merged and shown twice", "a known write id in a merged record counts again", _queue(MergedTwice)),
     RoleMutation("whole at once", "a snapshot counts as the messages before it", _whole_at_once()),
+    RoleMutation("a lane expires by itself", "not when the home lane has expired", _queue(ExpiresAlone)),
     RoleMutation(
         "cursors go back", "a subscriber's cursor takes the last value, not the highest", _queue(CursorsGoBack)
     ),
@@ -466,6 +477,11 @@ def often_damaged(plan: Plan) -> Plan:
     return replace(plan, slots=_ONE_LANE, faults=(*faults, *("damage",) * 6), peers=3, spare_peers=0)
 
 
+def with_wide_transactions(plan: Plan) -> Plan:
+    slots = tuple(replace(slot, lanes=2) for slot in plan.slots)
+    return replace(plan, slots=slots, wide=True, think_s=max(plan.think_s, 0.02))
+
+
 def with_reused_ids(plan: Plan) -> Plan:
     return replace(plan, reuses=plan.write_ids == WRITE_ID_WINDOW_COUNT)
 
@@ -480,6 +496,7 @@ _WORLDS: Final[dict[str, type[World[Node]]]] = {ACK_BEFORE_SYNC: AckBeforeSyncWo
 _PLANS: Final[dict[str, Callable[[Plan], Plan]]] = {
     "repaired too early": often_damaged,
     "any use is a repeat": with_reused_ids,
+    "a lane expires by itself": with_wide_transactions,
     "no cut at the stamp": often("blink", "split"),
     "count an unstamped peer": often("blink", "split"),
     "forget promises": often("blink"),

@@ -74,6 +74,7 @@ class Plan(Struct, frozen=True):
     memory_entries: int  # of a lane's log; older entries are read from storage
     write_ids: int  # remembered by a two-phase lane
     reuses: bool  # whether clients use a write id twice, for a staged batch and for a write
+    wide: bool  # whether clients' transactions go over all lanes of a queue
     bounds: PubSubBounds  # of a peer's memory of a pub-sub lane
     trims: bool  # whether clients of pub-sub queues trim
     round_s: float  # of housekeeping
@@ -178,6 +179,7 @@ def _draw_faults(seed: int, *, strategy: str, peers: int) -> Plan:
         memory_entries=rng.choice((1, 4, 1000, 1000) if stormy else (1, 4, 12, 1000)),
         write_ids=WRITE_ID_WINDOW_COUNT,
         reuses=Random(seed * 11 + 6).random() < 0.15,
+        wide=Random(seed * 13 + 7).random() < 0.3,
         bounds=bounds,
         trims=trims,
         round_s=0.02 if stormy else 0.1,

@@ -131,6 +131,7 @@ class Simulation:
             index=number // len(plan.slots),
             gives_up=plan.write_ids < WRITE_ID_WINDOW_COUNT,
             reuses=plan.reuses,
+            wide=plan.wide,
         )
 
     # ------------------------------------------------------------------ the run
@@ -164,14 +165,18 @@ class Simulation:
     def _is_quiet(self) -> bool:
         if not self.operator.idle or not all(client.finished for client in self.clients):
             return False
-        return not self.rest.not_idle()
+        return not self._undecided() and not self.rest.not_idle()
+
+    def _undecided(self) -> list[bytes]:
+        return [txn for queue in self.ledger.current.values() for txn in queue.undecided]
 
     def _what_is_missing(self) -> str:
         waiting = [client.number for client in self.clients if not client.finished]
         waiting += [] if self.operator.idle else [0]
         peers = [_fingerprint(machine) for machine in self.world.machines.values()]
         healed = f"{self.plan.heal_s:g} s after everything was healed"
-        return f"{healed}, clients {waiting} wait; {self.rest.not_idle()}; peers {peers}"
+        clients = f"clients {waiting} wait; transactions {self._undecided()} are open"
+        return f"{healed}, {clients}; {self.rest.not_idle()}; peers {peers}"
 
     # ------------------------------------------------------------------ a process starts
 

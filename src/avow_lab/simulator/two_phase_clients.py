@@ -7,8 +7,12 @@ where peers remember few write ids, a late retry may be answered "unknown" for e
 
 Two clients in three write batches that peers may merge, one of them with keys.
 
-A client uses one lane of one queue, by its name. When the queue is deleted it drops its operation, and goes on with the
-next queue that is created under the name, which has a ledger of its own.
+Where the plan says so, a transaction goes over all lanes of the queue: it is opened in its home lane, staged in each
+lane with a deadline of its own, and published or discarded through the node, which takes the steps. Then a publish must
+have one outcome in all lanes.
+
+Otherwise a client uses one lane of one queue, by its name. When the queue is deleted it drops its operation, and goes
+on with the next queue that is created under the name, which has a ledger of its own.
 """
 
 from __future__ import annotations
@@ -20,14 +24,18 @@ from typing import Final
 from msgspec.structs import replace
 
 from avow.errors import Offline, StorageDamaged, Trimmed, UnknownQueue, is_transient
-from avow.node.answers import Answer, Done, Lost, Refusal
+from avow.node.answers import Answer, Decided, Done, Lost, Refusal
 from avow.node.lane.two_phase_lane import Write
 from avow.node.node import Node
+from avow.node.transactions import Wanted
 from avow.queue import commands
+from avow.queue.key_to_lane import lane_for
+from avow.queue.records import Queue
+from avow.queue.transactions import Parts
 from avow.wire.batch import encode_batch, unpack_entry
 from avow.wire.messages import Kind
 from avow_lab.checkers.metadata import Incarnation, MetadataLedger
-from avow_lab.checkers.two_phase import Expectation, Ledger, value_of
+from avow_lab.checkers.two_phase import Expectation, Ledger, Violation, value_of
 from avow_lab.simulator.driver import Submit
 from avow_lab.simulator.world import Machine
 
@@ -45,12 +53,49 @@ def is_transient_refusal(code: str) -> bool:
     return is_transient(code) or code == UnknownQueue.code
 
 
+class WideTransaction:
+    """A transaction over several lanes that one client stages and decides. All its batches have to be decided."""
+
+    __slots__ = ("kind", "lanes", "parts", "txn")
+
+    def __init__(self, txn: bytes, kind: int, parts: Parts, lanes: tuple[Ledger, ...]) -> None:
+        self.txn, self.kind, self.parts, self.lanes = txn, kind, parts, lanes
+
+    def decided(self, answer: Decided) -> None:
+        for lane in self.lanes:
+            found = lane.rules.decided.get(self.txn)
+            if self.kind == Kind.PUBLISH:
+                versions = answer.versions.get(lane.number)
+                if found is None or versions != (found.first_version, found.last_version) or not found.first_version:
+                    raise Violation("lost", f"{self.txn!r} was published as {answer}; lane {lane.number} has {found}")
+                lane.acked_end = max(lane.acked_end, found.last_version)
+                lane.acknowledged += 1
+            elif found is not None and found.first_version:
+                raise Violation("two outcomes", f"{self.txn!r} was discarded, and is published in lane {lane.number}")
+
+    def refused(self, answer: Refusal) -> None:
+        shown = [lane.number for lane in self.lanes if (d := lane.rules.decided.get(self.txn)) and d.first_version]
+        if shown and self.kind == Kind.PUBLISH:
+            raise Violation("refused happened", f"{self.txn!r} was refused with {answer.code}; {shown} show it")
+
+
 class Operation:
-    """One operation of a client: a write with its expectation, or a read with its floor."""
+    """One operation of a client: a write with its expectation, a read with its floor, or the decision of a transaction
+    over several lanes. `ledger`: of the lane that it is about."""
 
-    __slots__ = ("asked", "began_ms", "level", "unknown", "version", "write")
+    __slots__ = ("asked", "began_ms", "decides", "ledger", "level", "unknown", "version", "write")
 
-    def __init__(self, *, write: Write | None, asked: Expectation | None, level: str = "", version: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        write: Write | None = None,
+        asked: Expectation | None = None,
+        level: str = "",
+        version: int = 0,
+        decides: WideTransaction | None = None,
+    ) -> None:
+        self.ledger, self.decides = ledger, decides
         self.write, self.asked, self.level, self.version = write, asked, level, version
         self.began_ms = 0
         self.unknown = 0  # how often it was answered "unknown"
@@ -70,6 +115,7 @@ class Client:
         "_reuses",
         "_rng",
         "_steps",
+        "_wide",
         "attempt",
         "left",
         "number",
@@ -88,16 +134,18 @@ class Client:
         index: int = 0,
         gives_up: bool = False,
         reuses: bool = False,
+        wide: bool = False,
     ) -> None:
         """`index`: of the lane in the queue. `gives_up`: a write may end with the answer "unknown". `reuses`: a message
-        is written with the write id of a staged batch."""
+        is written with the write id of a staged batch. `wide`: transactions go over all lanes."""
         self.number, self.left = number, operations
         self._metadata, self._name, self._index = metadata, queue, index
-        self._gives_up, self._reuses = gives_up, reuses
+        self._gives_up, self._reuses, self._wide = gives_up, reuses, wide
         self._rng = rng
         self._queue: Incarnation | None = None
         self._ledger: Ledger
-        self._steps: list[tuple[int, bytes, bytes]] = []  # of the current transaction: (kind, control, write id)
+        # Of the current transaction: (kind, control, write id, lane or the decision)
+        self._steps: list[tuple[int, bytes, bytes, Ledger | WideTransaction]] = []
         self._counter = self._floor = self._now_ms = 0
         self.operation: Operation | None = None
         self.attempt = 0
@@ -142,7 +190,7 @@ class Client:
         operation, queue = self.operation, self._queue
         assert operation is not None
         assert queue is not None
-        return partial(self._submit, operation, queue, self._ledger, now_ms - operation.began_ms)
+        return partial(self._submit, operation, queue, operation.ledger, now_ms - operation.began_ms)
 
     def _submit(
         self,
@@ -160,6 +208,9 @@ class Client:
         if known.peers and node.me not in known.peers:
             return NO_QUEUE  # a peer passes such a request on to one that holds the lane
         number = ledger.number
+        if operation.decides is not None:
+            self._submit_decision(operation.decides, known, node, request)
+            return None
         if operation.write is not None:
             node.write(request, number, replace(operation.write, age_ms=age_ms) if age_ms else operation.write, now)
             return None
@@ -167,6 +218,13 @@ class Client:
         if operation.level == LOCAL:
             self._read_messages(node, ledger)
         return None
+
+    @staticmethod
+    def _submit_decision(decides: WideTransaction, queue: Queue, node: Node, request: int) -> None:
+        if decides.kind == Kind.PUBLISH:
+            node.transactions.publish(request, queue, decides.txn, Wanted(parts=decides.parts))
+        else:
+            node.transactions.discard(request, queue, decides.txn)
 
     def _read_messages(self, node: Node, ledger: Ledger) -> None:
         """Read some messages of this peer, from memory or from disk."""
@@ -196,9 +254,13 @@ class Client:
             self._steps = []
             return False
         if self._steps:
-            kind, control, write_id = self._steps.pop(0)
-            count = 1 + int(self._rng.random() * 3) if kind in (Kind.STAGE, Kind.DATA) else 0
-            self.operation = self._write(kind, count=count, control=control, write_id=write_id)
+            kind, control, write_id, where = self._steps.pop(0)
+            if isinstance(where, WideTransaction):
+                self.operation = Operation(ledger=self._ledger, decides=where)
+            else:
+                self.operation = self._write(
+                    kind, count=self._draw_count(kind, control), control=control, write_id=write_id, ledger=where
+                )
         elif self.left:
             self.left -= 1
             self.operation = self._draw(now_ms)
@@ -234,41 +296,87 @@ class Client:
     def _begin_transaction(self, now_ms: int, chance: float) -> Operation:
         """Every other transaction has parts: its second stage is an abandoned attempt, which the publish does not
         name."""
+        assert self._queue is not None
+        if self._wide and len(self._queue.lanes) > 1:
+            return self._begin_wide(self._queue, now_ms, chance)
         txn, parted = b"t%d-%d" % (self.number, self._counter), self._counter % 2
         deadline_ms = now_ms + int(STAGE_DEADLINE_S * 1000)
         decide = commands.encode(commands.TransactionCommand(txn, parts=((1, 1),) if parted else ()))
         self._steps = [
-            (Kind.STAGE, commands.encode(commands.StageCommand(txn, deadline_ms, part * parted)), self._write_id())
+            (
+                Kind.STAGE,
+                commands.encode(commands.StageCommand(txn, deadline_ms, part * parted)),
+                self._write_id(),
+                self._ledger,
+            )
             for part in range(1, 2 + int(chance * 100) % 2)
         ]
         if chance < 0.75:
-            self._steps.append((Kind.PUBLISH, decide, self._write_id()))
+            self._steps.append((Kind.PUBLISH, decide, self._write_id(), self._ledger))
         elif chance < 0.77:
-            self._steps.append((Kind.DISCARD, decide, self._write_id()))
+            self._steps.append((Kind.DISCARD, decide, self._write_id(), self._ledger))
         # else it is left undecided: the deadline discards it
-        kind, control, write_id = self._steps.pop(0)
+        kind, control, write_id, _ = self._steps.pop(0)
         if self._reuses:
-            self._steps.insert(0, (Kind.DATA, b"", write_id))
+            self._steps.insert(0, (Kind.DATA, b"", write_id, self._ledger))
         return self._write(kind, count=1, control=control, write_id=write_id)
+
+    def _begin_wide(self, queue: Incarnation, now_ms: int, chance: float) -> Operation:
+        """The home lane first, without messages; then one batch in each lane. All batches are of one part, or none is.
+
+        The deadlines differ from lane to lane, and some pass before the publish.
+        """
+        txn, part = b"t%d-%d" % (self.number, self._counter), self._counter % 2
+        lanes = [queue.lanes[number] for number in sorted(queue.lanes)]
+        home = lanes[lane_for(txn, len(lanes))]
+
+        def stage(deadline_s: float) -> bytes:
+            deadline_ms = now_ms + int(deadline_s * 1000)
+            return commands.encode(commands.BoundStageCommand(txn, deadline_ms, part, home.number))
+
+        shares = (0.02, 0.1, 1.0) if chance < 0.72 else (1.0, 1.0, 1.0)
+        deadlines = [STAGE_DEADLINE_S * shares[int(self._rng.random() * 3)] for _ in lanes]
+        self._steps = [
+            (Kind.STAGE, stage(deadline_s), self._write_id(), lane)
+            for lane, deadline_s in zip(lanes, deadlines, strict=True)
+        ]
+        if chance < 0.77:
+            kind = Kind.PUBLISH if chance < 0.75 else Kind.DISCARD
+            parts = ((1, len(lanes)),) if part else ()
+            self._steps.append((kind, b"", b"", WideTransaction(txn, kind, parts, tuple(lanes))))
+        return self._write(Kind.STAGE, count=0, control=stage(deadlines[0]), ledger=home)
+
+    def _draw_count(self, kind: int, control: bytes) -> int:
+        """One in each lane of a wide transaction, so that its publish can name how many it has."""
+        if kind == Kind.STAGE and isinstance(commands.decode(kind, control), commands.BoundStageCommand):
+            return 1
+        return 1 + int(self._rng.random() * 3) if kind in (Kind.STAGE, Kind.DATA) else 0
 
     def _write_id(self) -> bytes:
         self._counter += 1
         return b"%08d%08d" % (self.number, self._counter)
 
     def _write(
-        self, kind: int, *, count: int, expected: int = -1, control: bytes = b"", write_id: bytes = b""
+        self,
+        kind: int,
+        *,
+        count: int,
+        expected: int = -1,
+        control: bytes = b"",
+        write_id: bytes = b"",
+        ledger: Ledger | None = None,
     ) -> Operation:
-        write_id = write_id or self._write_id()
+        write_id, ledger = write_id or self._write_id(), ledger or self._ledger
         txn = b""
         if kind in (Kind.PUBLISH, Kind.DISCARD):
             command = commands.decode(kind, control)
             assert isinstance(command, commands.TransactionCommand)
             txn = command.txn
-        asked = self._ledger.ask(write_id=write_id, kind=kind, count=count, expected=expected, txn=txn)
+        asked = ledger.ask(write_id=write_id, kind=kind, count=count, expected=expected, txn=txn)
         mergeable = kind == Kind.DATA and self.number % 3 != 0
         batch = self._section(write_id, count) if mergeable else write_id if count else b""
         write = Write(kind, write_id, count, expected, self._now_ms, control, batch, mergeable)
-        return Operation(write=write, asked=asked)
+        return Operation(ledger=ledger, write=write, asked=asked)
 
     def _section(self, write_id: bytes, count: int) -> bytes:
         values = [value_of(write_id, number) for number in range(count)]
@@ -277,13 +385,16 @@ class Client:
 
     def _read(self, level: str, version: int, *, floor: int) -> Operation:
         self._floor = floor
-        return Operation(write=None, asked=None, level=level, version=version)
+        return Operation(ledger=self._ledger, level=level, version=version)
 
     def hear(self, answer: Answer) -> bool:
         """True: the operation is over. False: it must be tried again."""
         operation = self.operation
         assert operation is not None
-        if isinstance(answer, Done):
+        if isinstance(answer, Decided):
+            assert operation.decides is not None
+            operation.decides.decided(answer)
+        elif isinstance(answer, Done):
             self._done(operation, answer)
         elif isinstance(answer, Refusal) and not is_transient_refusal(answer.code):
             self._refused(operation, answer)
@@ -297,17 +408,19 @@ class Client:
 
     def _done(self, operation: Operation, answer: Done) -> None:
         if operation.asked is None:
-            self._ledger.read(level=operation.level, floor=self._floor, end=answer.last_version)
+            operation.ledger.read(level=operation.level, floor=self._floor, end=answer.last_version)
             if operation.level != LOCAL:
                 self.seen_end = max(self.seen_end, answer.last_version)
             return
-        self._ledger.acknowledge(operation.asked, answer.first_version, answer.last_version)
+        operation.ledger.acknowledge(operation.asked, answer.first_version, answer.last_version)
         if operation.asked.kind in (Kind.DATA, Kind.PUBLISH):
             self.seen_end = max(self.seen_end, answer.last_version)
 
     def _refused(self, operation: Operation, answer: Refusal) -> None:
+        if operation.decides is not None:
+            operation.decides.refused(answer)
         if operation.asked is not None:
-            self._ledger.refuse(operation.asked, answer.code, answer.cursor)
+            operation.ledger.refuse(operation.asked, answer.code, answer.cursor)
             if answer.code == "NOT_EQUAL":
                 self.seen_end = max(self.seen_end, answer.cursor)
             if operation.asked.reuses:

@@ -80,14 +80,20 @@ class NodeCluster:
 
     def settle(self) -> None:
         for _ in range(200):
-            for number, node in list(self.nodes.items()):
-                self._perform(number, node)
-            if not self._frames:
+            if not self.turn():
                 return
-            while self._frames:
-                source, target, route, message = self._frames.popleft()
-                if target in self.nodes and source in self.nodes and (source, target) not in self.cut:
-                    self.nodes[target].receive(source, route, message, self.now)
+
+    def turn(self) -> bool:
+        """Each node performs once, and what it sent arrives. False: nothing was sent."""
+        for number, node in list(self.nodes.items()):
+            self._perform(number, node)
+        if not self._frames:
+            return False
+        while self._frames:
+            source, target, route, message = self._frames.popleft()
+            if target in self.nodes and source in self.nodes and (source, target) not in self.cut:
+                self.nodes[target].receive(source, route, message, self.now)
+        return True
 
     def deliver(self, source: int, target: int) -> None:
         """Delivers present messages of one node to another, which handles them; all others wait."""

@@ -14,7 +14,7 @@ from avow.limits import VISIBLE_BATCHES_COUNT
 from avow.node.answers import Refusal
 from avow.node.lane.entries import LaneHistory
 from avow.node.lane.requests import Write
-from avow.queue.commands import RetentionRules, TransactionCommand, decode, encode
+from avow.queue.commands import DecisionCommand, RetentionRules, TransactionCommand, decode, encode
 from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
 from avow.queue.ledger import Projection, Writes
 from avow.queue.records import Bounds, StoredFile
@@ -40,14 +40,15 @@ class QueueMachine:
         history: Callable[..., LaneHistory],
     ) -> None:
         """`bounds` applies to a new lane; a snapshot contains its own. `history(needed_from=...)` makes the history."""
-        self._core = core
+        self._core, self.lane = core, core.lane
         self._bounds, self._coverage, self._coverage_slack_s = bounds, coverage, coverage_slack_s
         self.state = self._state_of(snapshot)
         self.applied = core.log.base
         self.history: LaneHistory = history(needed_from=self._needed_from)
         self.visible_batches_max = VISIBLE_BATCHES_COUNT
         self._projection: Projection | None = None  # only while coordinating
-        self._expiring: set[tuple[bytes, int]] = set()  # (transaction, deadline) whose DISCARD is in flight
+        # Whose DISCARD is in flight: (transaction, deadline, where it began). The name may have been used again since.
+        self._expiring: set[tuple[bytes, int, int]] = set()
         self._trim_at = 0  # position of this coordinator's last TRIM
         self._trimmed_log = 0  # entries up to here were released for deletion in this run
 
@@ -143,17 +144,18 @@ class QueueMachine:
         self._trim_at = position
 
     def discards_due(self, now_ms: int) -> list[bytes]:
-        """A DISCARD for each transaction past its deadline, once."""
+        """A DISCARD for each transaction past its deadline, once. One that another lane decides has none."""
         if self._projection is None:
             return []
-        found = [(txn, self.state.transactions.opened[txn].deadline_ms) for txn in self.state.expired(now_ms)]
+        opened, own = self.state.transactions.opened, (0, self.lane)
+        late = [txn for txn in self.state.expired(now_ms) if opened[txn].home in own]
+        found = [(txn, opened[txn].deadline_ms, opened[txn].began_at) for txn in late]
         self._expiring.intersection_update(found)
         due = []
-        for txn, deadline_ms in found:
-            control = encode(TransactionCommand(txn, "deadline"))
-            in_flight = (txn, deadline_ms) in self._expiring
-            if not in_flight and self._projection.check(Kind.DISCARD, control=control) is None:
-                self._expiring.add((txn, deadline_ms))
+        for expiring in found:
+            control = encode(TransactionCommand(expiring[0], "deadline"))
+            if expiring not in self._expiring and self._projection.check(Kind.DISCARD, control=control) is None:
+                self._expiring.add(expiring)
                 due.append(control)
         return due
 
@@ -189,6 +191,8 @@ def _published(entry: Entry, opened: dict[bytes, OpenTransaction]) -> OpenTransa
     command = decode(entry.kind, entry.control)
     assert isinstance(command, TransactionCommand), f"{entry} shows messages and is no publish"
     transaction, parts = opened[command.txn], dict(command.parts)
+    if isinstance(command, DecisionCommand) and command.step == "follow":
+        return transaction.batches_of(command.at)
     return transaction.only(parts.__contains__) if parts else transaction
 
 

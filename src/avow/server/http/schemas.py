@@ -319,10 +319,19 @@ class Part(Struct, frozen=True):
     messages: Version = 0
 
 
-class Parts(Struct, frozen=True):
-    """The parts of a transaction that count; without a body, all of them."""
+PartList = Annotated[tuple[Part, ...], Meta(min_length=1, max_length=limits.TRANSACTION_PARTS_COUNT_MAX)]
 
-    parts: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=limits.TRANSACTION_PARTS_COUNT_MAX)]
+
+class LaneParts(Struct, frozen=True):
+    lane: LaneNumber
+    parts: PartList
+
+
+class Parts(Struct, frozen=True):
+    """The parts of a transaction that count, in all its lanes together, or lane by lane; without a body, everything."""
+
+    parts: PartList | None = None
+    lanes: Annotated[tuple[LaneParts, ...], Meta(min_length=1, max_length=limits.LANES_PER_QUEUE_MAX)] | None = None
 
 
 class Published(Struct, frozen=True):

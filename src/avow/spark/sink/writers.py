@@ -10,8 +10,10 @@ last batch. The rows become visible exactly once for three reasons:
     other attempts staged.
  3. A lane remembers the transactions it published. A repeated job stages nothing there, and its publish has no effect.
 
-A publish is per lane, so a driver may crash after publishing some of the lanes. The repetition skips those and
-publishes the others. That is correct only if each row goes to the same lane again: see `routing`.
+All lanes of a queue are published by one decision, so a driver may crash at any time. If it was decided, the peers
+complete it, and the repetition stages nothing; if not, the repetition stages everything again. A job that writes to
+several queues has one decision in each: the repetition skips the queues that are published. (So does a cluster whose
+level is 1, lane by lane. That is correct only if each row goes to the same lane again: see `routing`.)
 
 Spark calls `abort` even after a commit that failed half-way or took effect. So `abort` discards only the parts that it
 is given, which decides nothing; what was published stays.
@@ -248,7 +250,8 @@ class Staging:
                 return
             await self._transactions[topic].stage_record(lane, record, write_id=write_id, count=count)
         except AlreadyDecided as error:
-            if not getattr(error, "cursor", 0):  # only a published transaction has versions
+            fate = getattr(error, "fate", "published" if getattr(error, "cursor", 0) else "")
+            if fate != "published":  # without a fate: only a published transaction has versions
                 raise
             self.decided.setdefault(topic, set()).add(lane)
         finally:
@@ -305,7 +308,7 @@ def refusal_of_pubsub(topic: str) -> str:
 
 
 def publish(messages: Messages, *, options: SinkOptions) -> None:
-    """Make the rows visible, lane by lane. May be repeated, also by another driver."""
+    """Make the rows visible, queue by queue. May be repeated, also by another driver."""
     parts = parts_of(messages)
     if not parts:
         return
@@ -314,17 +317,16 @@ def publish(messages: Messages, *, options: SinkOptions) -> None:
     done: list[str] = []
     with _connect(options) as client:
         for topic, lanes in sorted(parts.items()):
-            for lane, counts in sorted(lanes.items()):
-                try:
-                    client.queue(topic).transaction(name).publish_parts({lane: counts})
-                except AvowError as error:
-                    error.add_note(_progress_note(name, f"{topic} lane {lane}", done))
-                    raise
-                done.append(f"{topic} lane {lane}")
+            try:
+                client.queue(topic).transaction(name).publish_parts(lanes)
+            except AvowError as error:
+                error.add_note(_progress_note(name, topic, done))
+                raise
+            done.append(topic)
 
 
 def _progress_note(name: str, failed: str, done: Sequence[str]) -> str:
-    before = f"published before: {', '.join(done)}" if done else "no lane was published before"
+    before = f"published before: {', '.join(done)}" if done else "no queue was published before"
     return f"transaction {name} failed at {failed}; {before}. Repeat the job under the same name to complete it"
 
 
