@@ -45,6 +45,26 @@ def test_a_process_that_ends_instead_of_listening_is_reported_with_its_log(tmp_p
     assert process.exit_code == 1
 
 
+def test_a_folder_or_an_address_that_cannot_be_used_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+        wrong = [
+            (tmp_path / "file", {}, "the data folder .*file cannot be used: File exists"),
+            (tmp_path / "file" / "below", {}, "the data folder .*below cannot be used: Not a directory"),
+            (tmp_path / "one", {"listen": in_use}, f"the address listen {in_use} cannot be used: .*in use"),
+            (tmp_path / "two", {"peer_listen": in_use}, f"the address peer_listen {in_use} cannot be used: .*in use"),
+        ]
+        for number, (data, flags, words) in enumerate(wrong):
+            free = {"listen": "127.0.0.1:0", "peer_listen": "127.0.0.1:0"}
+            process = PeerProcess(folder=tmp_path / f"log-{number}", flags={**free, **flags, "data": str(data)})
+            process.start()
+            with pytest.raises(Offline, match=words) as ended:
+                process.wait_serving()
+            assert "Traceback" not in str(ended.value)
+            assert process.exit_code == 1
+
+
 def test_a_cluster_that_fails_to_start_leaves_nothing() -> None:
     cluster = LocalCluster(2, settings={"log": "loud"})
     with pytest.raises(Offline, match="setting log"), cluster:

@@ -89,6 +89,8 @@ class Link(asyncio.BufferedProtocol):
         self._pulse = Pulse(answered=False)
         self._aborted = False  # by this end
         self._refusing = False  # the other peer's Hello was refused
+        self._greeted = False  # this end has said Hello
+        self._early: Hello | None = None  # arrived before that: a dialled connection is not used until it is chosen
         self._beats = 0  # since the connection was made
         self._outbox: list[Buffer] = []
         self.peer = self.incarnation = 0
@@ -112,13 +114,16 @@ class Link(asyncio.BufferedProtocol):
         self.greet()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._refusing:
+        if self._refusing or self._early is not None:
             return memoryview(bytearray(_HELLO_SIZE_BYTES))  # dropped
         room = self._decoder.get_buffer(sizehint)
         return room if self.peer else room[: self._hello_left]
 
     def buffer_updated(self, count: int) -> None:
         if self._refusing:
+            return
+        if self._early is not None:
+            self.close("it sent more than its Hello before it had one")
             return
         self._hello_left -= count
         self._pulse.heard()
@@ -134,8 +139,10 @@ class Link(asyncio.BufferedProtocol):
                         self._links.refused_by(self, message)
                     elif not isinstance(message, Alive):
                         self._links.receiver.received(self.peer, route, message)
-                else:
+                elif self._greeted:
                     self._introduced(decode_hello(frame))
+                else:
+                    self._early = decode_hello(frame)
             self._decoder.buffer_updated(0)  # raises now if the bytes after the last whole frame cannot be a frame
         except (AvowError, OSError) as error:  # OSError: the peer registry could not be written
             self.close(str(error))
@@ -154,9 +161,17 @@ class Link(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------ Hello
 
     def greet(self) -> None:
-        """Say Hello. On a dialled connection the caller decides when."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(encode(0, self._links.receiver.hello()))
+        """Say Hello. On a dialled connection the caller decides when, and until then nothing else is sent or read."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.writelines(encode(0, self._links.receiver.hello()))
+        self._greeted = True
+        early, self._early = self._early, None
+        if early is not None:
+            try:
+                self._introduced(early)
+            except (AvowError, OSError) as error:
+                self.close(str(error))
 
     def _introduced(self, message: Hello) -> None:
         if self._dialled and message.peer != self._dialled:

@@ -99,7 +99,8 @@ async def _serve(settings: Settings, sizes: Sizes) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    cluster, identity, folder, registry = await asyncio.to_thread(claim_folder, settings)
+    with _named("data folder", settings.data):
+        cluster, identity, folder, registry = await asyncio.to_thread(claim_folder, settings)
     store = FileStore(
         folder.files,
         sizes=sizes,
@@ -107,7 +108,8 @@ async def _serve(settings: Settings, sizes: Sizes) -> int:
         in_place_below_s=_SYNC_IN_PLACE_BELOW_S,
         alone=registry.is_alone,
     )
-    image = await asyncio.to_thread(store.load)
+    with _named("data folder", settings.data):
+        image = await asyncio.to_thread(store.load)
     for flaw in [*folder.damage, *registry.damage, *image.damage]:
         log.warning("%s", flaw)
     peer = Peer(
@@ -127,8 +129,10 @@ async def _serve(settings: Settings, sizes: Sizes) -> int:
     await peer.start(links)
     server = HttpServer(peer, settings, tls=server_context(settings))
     try:
-        link = await links.listen(*address(settings.peer_listen, name="peer_listen"))
-        api = await server.start()
+        with _named("address peer_listen", settings.peer_listen):
+            link = await links.listen(*address(settings.peer_listen, name="peer_listen"))
+        with _named("address listen", settings.listen):
+            api = await server.start()
         event = _introduce(peer, settings, link=link, api=api)
         if server.grpc_port:
             event["grpc"] = address_text(settings.advertise or api[0], server.grpc_port)
@@ -140,6 +144,19 @@ async def _serve(settings: Settings, sizes: Sizes) -> int:
     finally:
         await server.stop()
         await peer.stop()
+
+
+@contextlib.contextmanager
+def _named(what: str, which: str) -> Iterator[None]:
+    """An error of the operating system becomes one line that names what cannot be used."""
+    try:
+        yield
+    except OSError as error:
+        about = f" ({error.filename})" if error.filename else ""
+        raise FolderUnusable(
+            f"the {what} {which} cannot be used: {error.strerror or error}{about}; this peer did not start. Correct "
+            "the setting, or what stands there and its permissions"
+        ) from error
 
 
 def _introduce(peer: Peer, settings: Settings, *, link: tuple[str, int], api: tuple[str, int]) -> dict[str, Any]:

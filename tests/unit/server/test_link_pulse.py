@@ -11,8 +11,8 @@ from tests.virtual_loop import VirtualLoop, run_virtual
 from avow.errors import PeerRemoved
 from avow.limits import LINK_BEAT_S, LINK_DIAL_EVERY_S, LINK_SILENT_S
 from avow.server.link_pulse import SILENT_BEATS, Due, Pulse
-from avow.server.links import Links
-from avow.wire.frames import Hello
+from avow.server.links import Link, Links
+from avow.wire.frames import Alive, Hello, decode, decode_hello, encode
 from avow.wire.messages import Heartbeat, Message
 from avow.wire.versions import FIRST, NEWEST
 
@@ -175,5 +175,52 @@ def test_a_peer_that_is_refused_learns_why_and_dials_less_and_less_often(caplog:
         said = [line for line in caplog.messages if "refuses the link to this peer: peer 2 was removed" in line]
         assert len(said) == 1
         await stop(low, high)
+
+    run_virtual(program())
+
+
+class Recorded(asyncio.Transport):
+    """The near end of a connection: what was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def close(self) -> None:
+        raise AssertionError("closed")
+
+    abort = close
+
+
+def test_a_dialled_connection_says_nothing_before_its_hello() -> None:
+    async def program() -> None:
+        end, transport = End(2), Recorded()
+        link = Link(end.links, dialled=1)
+        link.connection_made(transport)
+        hello = b"".join(encode(0, Hello(bytes(16), bytes([1]) * 16, 1, 1)))
+        link.get_buffer(-1)[: len(hello)] = hello
+        link.buffer_updated(len(hello))
+        for _ in range(10):
+            link.beat()
+        assert not transport.written
+        assert end.links.connected == []
+        link.greet()
+        link.beat()
+        hello_first, *rest = transport.written
+        assert decode_hello(hello_first) == end.hello()
+        assert [decode(frame)[1] for frame in rest] == [Alive()]
+        assert end.links.connected == [1]
 
     run_virtual(program())
