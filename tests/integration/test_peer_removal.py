@@ -63,7 +63,7 @@ def test_the_peer_that_the_command_asks_first_is_removed(cluster: LocalCluster) 
     wait_until(lambda: raw(cluster.api(1), "/healthz")[0] == PeerRemoved.http_status, what="peer 1 knows it")
     status, body = raw(cluster.api(1), "/v1/queues/orders")
     assert (status, body["error"]["code"], body["error"]["definite"]) == (421, "PEER_REMOVED", True)
-    assert sorted(body["error"]["peers"]) == [cluster.api(2), cluster.api(3)]
+    assert set(body["error"]["peers"]) == {cluster.api(2), cluster.api(3)}
     assert "was removed from the cluster" in raw(cluster.api(1), "/v1/cluster")[1]["removed"]
     made = command("queue", "create", "invoices", api=cluster.api(1))
     assert made.returncode == 0, made.stderr
