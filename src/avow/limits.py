@@ -111,8 +111,6 @@ CHANNEL_CAP_SIZE_BYTES_MIN: Final = 20 * MIB
 CHANNEL_CAP_COUNT: Final = 65_536
 CHANNEL_CAP_SIZE_BYTES: Final = 32 * MIB
 
-CHANNELS_UNCOMMITTED_SIZE_BYTES: Final = 256 * MIB  # messages that wait for their commit, over all channels of a peer
-
 # What one channel may have done in one turn of the event loop. Without it a few bytes each (empty commits, fragments,
 # pings) would keep every other connection waiting for seconds
 CHANNEL_TURN_WS_FRAMES: Final = 512  # of WebSocket, empty ones and pings too

@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 from avow.channel.protocol.frames import EndCode
 from avow.channel.registry import Registry
 from avow.errors import Offline
-from avow.limits import CHANNELS_UNCOMMITTED_SIZE_BYTES
 from avow.server.channels.node_requests import guarded
 from avow.server.channels.observer import Observer
 from avow.server.channels.reader import Reader
 from avow.server.channels.subscriber import Subscriber, will_be_back
-from avow.server.channels.uncommitted import UncommittedMessages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,15 +43,12 @@ _PAUSE_S: Final = 0.01
 
 
 class ChannelCounters:
-    """What the roles of all channels count together."""
-
-    __slots__ = ("opened", "pushed", "received", "uncommitted")
+    __slots__ = ("opened", "pushed", "received")
 
     def __init__(self) -> None:
         self.opened = 0  # channels opened; resumed ones are not counted again
         self.received = 0  # channel messages from clients
         self.pushed = 0  # channel messages to clients
-        self.uncommitted = UncommittedMessages(size_bytes_max=CHANNELS_UNCOMMITTED_SIZE_BYTES)
 
 
 class Channels:

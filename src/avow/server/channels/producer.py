@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from avow.channel.protocol.events import VALUE_OVERHEAD_BYTES
 from avow.errors import InvalidRequest, Offline
 from avow.server.channels.lane_writer import LaneAccess, LaneWriter, ProducerWrite, PubSubAccess, TwoPhaseAccess
 from avow.server.http.schemas import NewMessage
@@ -155,7 +154,7 @@ class JsonProducer:
         created_ms: int | None,
     ) -> None:
         self._tried, self._created_ms = tried, created_ms
-        self._peer, self._channel, self._queue, self._counters = peer, channel, queue, counters
+        self._peer, self._queue, self._counters = peer, queue, counters
         self._writes = Writes(peer, channel, queue)
         self._producer = producer[:_WRITER_SIZE_BYTES]
         self._messages: list[NewMessage] = []
@@ -172,12 +171,9 @@ class JsonProducer:
                 self._messages.append(message)
             except (msgspec.DecodeError, UnicodeDecodeError, InvalidRequest) as cause:
                 raise InvalidRequest(f"message {self._received} is not valid: {cause}; it was not stored") from cause
-        size_bytes = sum(map(len, values)) + VALUE_OVERHEAD_BYTES * len(values)
-        self._counters.uncommitted.hold(self._channel, size_bytes)
 
     def _commit(self, commit_id: int) -> None:
         messages, self._messages = self._messages, []
-        self._counters.uncommitted.release(self._channel)
         if messages:
             self._write(messages, commit_id)
         self._writes.commit(commit_id)
@@ -207,5 +203,4 @@ class JsonProducer:
 
     def _ended(self, failure: ChannelFailed | None) -> None:  # noqa: ARG002
         self._messages.clear()
-        self._counters.uncommitted.release(self._channel)
         self._writes.stop()

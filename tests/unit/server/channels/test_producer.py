@@ -414,54 +414,6 @@ def test_wrong_json_ends_the_channel_and_the_message_is_named(value: bytes) -> N
     run(scenario)
 
 
-def test_beyond_the_peers_memory_the_channel_with_the_most_uncommitted_messages_is_refused() -> None:
-    """Regression: each channel could hold 32 MiB, and nothing bounded them together."""
-
-    async def scenario() -> None:
-        async with Bench() as bench:
-            lane = bench.cluster.create("orders")
-            asked: dict[str, Any] = {"role": "producer", "queue": "orders", "format": "json", "producer": PRODUCER}
-            uncommitted = bench.channels[1].counters.uncommitted
-            uncommitted.size_bytes_max = 100_000
-            greedy = await bench.open(**asked)
-            modest = [await bench.open(**asked | {"producer": f"{number:016x}" * 2}) for number in range(5)]
-            for _ in range(4):
-                greedy.send(json.dumps({"value": "g" * 10_000}).encode())
-            for channel in modest:
-                channel.send(json.dumps({"value": "m" * 12_000}).encode())
-            await bench.run(0.5)
-            failure = await failure_of(greedy)
-            assert (failure.reason, failure.name) == ("REFUSED", "BUSY")
-            assert "nothing sent after its last commit was stored" in str(failure)
-            assert len(failure.pending) == 4
-            for channel in modest:
-                await channel.commit()
-            assert bench.values(lane) == [b"m" * 12_000] * 5
-            assert uncommitted.size_bytes == 0
-
-    run(scenario)
-
-
-def test_what_was_committed_or_ended_holds_no_memory() -> None:
-    async def scenario() -> None:
-        async with Bench() as bench:
-            bench.cluster.create("orders")
-            asked: dict[str, Any] = {"role": "producer", "queue": "orders", "format": "json", "producer": PRODUCER}
-            uncommitted = bench.channels[1].counters.uncommitted
-            uncommitted.size_bytes_max = 30_000
-            channel = await bench.open(**asked)
-            for _ in range(20):
-                channel.send(json.dumps({"value": "v" * 10_000}).encode())
-                await channel.commit()
-            channel.send(json.dumps({"value": "v" * 10_000}).encode())
-            await bench.run(0.5)
-            assert uncommitted.size_bytes > 10_000
-            channel.abort()
-            await bench.until(lambda: uncommitted.size_bytes == 0)
-
-    run(scenario)
-
-
 def test_json_for_a_pubsub_queue_goes_to_the_lane_of_the_peer() -> None:
     async def scenario() -> None:
         async with Bench() as bench:
