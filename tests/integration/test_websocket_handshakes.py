@@ -29,6 +29,8 @@ from websockets.http11 import Request
 
 from avow.channel.transports.websocket_handshake import SocketUser, accept, accept_raw, dial
 from avow.errors import AvowError, Busy, InvalidRequest, NotCoordinator, Offline, UnknownQueue
+from avow.limits import MIB
+from avow.server.byte_budget import ByteBudget
 from avow.server.http.listener import TURNED_AWAY_MAX, Listener
 from avow.testing.cluster_ports import Ports
 
@@ -378,7 +380,14 @@ def test_every_idle_connection_beyond_the_bound_is_told_busy(loop: str, secure: 
     served, trusting = certified() if secure else (None, None)
 
     async def play() -> None:
-        listener = Listener(lambda request: None, connections_max=2, in_flight_max=9, request_bytes_max=99, tls=served)
+        listener = Listener(
+            lambda request: None,
+            connections_max=2,
+            in_flight_max=9,
+            request_bytes_max=99,
+            budget=ByteBudget(MIB),
+            tls=served,
+        )
         address = await listener.start("127.0.0.1", 0)
         kept = [await asyncio.open_connection(*address, ssl=trusting) for _ in range(2)]
         await until(lambda: listener.statistics()["connections"] == 2)

@@ -177,13 +177,13 @@ class Channel:
         self._owner, self._store = owner, store
         self._loop = asyncio.get_running_loop()
         self._socket: Socket | None = None
-        self._scheduled = self._dispatching = self._gave_up = False
+        self._scheduled = self._dispatching = self._gave_up = self._reading_paused = False
         self._unsaved: list[Buffer] = []
         self._saved_to = 0
         self._unread: deque[tuple[int, Iterator[Frame]]] = deque()  # packets that wait for the next turn
         self._happened: deque[Event] = deque()  # events that wait for it
         self._loss: tuple[int, str] | None = None  # of the socket whose packets are in `_unread`
-        self._paused = False  # the socket is not read
+        self._paused = False  # the socket is not read before the next turn
         self._frames_left, self._messages_left = CHANNEL_TURN_FRAMES, CHANNEL_TURN_MESSAGES
         self._bytes_left = CHANNEL_TURN_SIZE_BYTES
         self._inbox = Inbox()
@@ -278,6 +278,20 @@ class Channel:
         value = self._inbox.take()
         self._deliver_commits()
         return value
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """What it has received and no acknowledged commit covers, with a packet that has not arrived completely."""
+        return self.core.incoming.uncovered_bytes + (self._socket.unfinished_bytes if self._socket is not None else 0)
+
+    def pause_reading(self) -> None:
+        """Read nothing from this and later sockets until `resume_reading`; what was read already is delivered."""
+        self._reading_paused = True
+        self._set_reading()
+
+    def resume_reading(self) -> None:
+        self._reading_paused = False
+        self._set_reading()
 
     # ------------------------------------------------------------------ the end
 
@@ -381,6 +395,7 @@ class Channel:
             before.send([self.core.fenced()])
             before.close()
         self._replaced()
+        self._set_reading()
         self._schedule()
         return generation
 
@@ -458,15 +473,20 @@ class Channel:
         waits = bool(self._unread or self._happened) or self._behind
         if waits:
             self._schedule()
-        if self._socket is not None and waits is not self._paused:
+        if waits is not self._paused:
             self._paused = waits
-            if waits:
-                self._socket.pause_reading()
-            else:
-                self._socket.resume_reading()
+            self._set_reading()
         if self._loss is not None and not self._unread:
             loss, self._loss = self._loss, None
             self._detach(*loss)
+
+    def _set_reading(self) -> None:
+        if self._socket is None:
+            return
+        if self._paused or self._reading_paused:
+            self._socket.pause_reading()
+        else:
+            self._socket.resume_reading()
 
     def _flush(self) -> None:
         core = self.core

@@ -13,7 +13,9 @@ Each kind has a share of its own, so slow readers never stop a write. Within a s
 
 - Every connection or channel has an `Account`. The first FREE_SIZE_BYTES of each are not counted, so small requests
   always get through. Their number is bounded by the numbers of connections and channels.
-- Room is given in the order in which it was asked for. Nobody overtakes, so the largest request gets its turn too.
+- Room is given first to those that hold nothing, then to those that hold some, both in the order in which they asked.
+  So a client with much does not starve one with little. Smaller requests do not overtake larger ones, or the largest
+  would wait for ever.
 - An account asks for all that it needs before it begins, and needs nothing more to finish. So nobody who waits can be
   what somebody else waits for.
 - A single piece larger than the whole share gets room when nothing else is held.
@@ -92,13 +94,20 @@ class Share:
             self._waiting.remove(waiting)
             self._grant()  # the next may be smaller
 
+    def goes_first(self, account: Account) -> bool:
+        """Whether an account that asks now need not stand in line."""
+        return not self._waiting or not (account.held or any(not one.account.held for one in self._waiting))
+
+    def _first(self) -> Waiting:
+        return next((one for one in self._waiting if not one.account.held), self._waiting[0])
+
     def _grant(self) -> None:
         if self._granting:  # somebody who got room has released some: the loop below goes on
             return
         self._granting = True
         try:
-            while self._waiting and self.fits(self._waiting[0].size):
-                first = self._waiting.popleft()
+            while self._waiting and self.fits((first := self._first()).size):
+                self._waiting.remove(first)
                 first.account.hold(first.account.held + first.size)
                 first.granted()
         finally:
@@ -114,10 +123,10 @@ class Account:
         self.share, self.held = share, 0
 
     def take(self, size: int) -> bool:
-        """Holds `size` more if there is room and nobody waits for it."""
+        """Holds `size` more if there is room and nobody else has to get it first."""
         share = self.share
         if self.held + size > FREE_SIZE_BYTES:
-            if share.crowded or not share.fits(size):
+            if not share.goes_first(self) or not share.fits(size):
                 return False
             self.hold(self.held + size)
         return True

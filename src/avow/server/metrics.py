@@ -90,6 +90,7 @@ METRICS: Final = (
     MetricInfo("avow_held_refused", "counter", "requests and channels refused because there was no room", _OF_KIND),
     MetricInfo("avow_channels", "gauge", "open channels, with or without a connection", ("role",)),
     MetricInfo("avow_channels_detached", "gauge", "channels without a connection, waiting for their client"),
+    MetricInfo("avow_channels_paused", "gauge", "channels that are not read until others have committed"),
     MetricInfo("avow_channels_suspended", "gauge", "channels that wait for acknowledgements from the client"),
     MetricInfo("avow_channels_opened", "counter", "channels opened"),
     MetricInfo("avow_channels_resumed", "counter", "channels resumed over a new connection"),
@@ -201,7 +202,7 @@ def _of_budget(statistics: Mapping[str, Mapping[str, int]]) -> dict[str, Samples
 
 
 def _of_channels(statistics: Mapping[str, Any]) -> dict[str, Samples]:
-    names = ("detached", "suspended", "opened", "resumed", "expired", "refused")
+    names = ("detached", "paused", "suspended", "opened", "resumed", "expired", "refused")
     return {
         "avow_channels": [((role,), count) for role, count in statistics["open"].items()],
         **{f"avow_channels_{name}": [((), statistics[name])] for name in names},

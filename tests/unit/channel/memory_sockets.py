@@ -30,6 +30,10 @@ class MemorySocket:
         self._reading = True
         self._unread: list[bytes] = []
 
+    @property
+    def unfinished_bytes(self) -> int:
+        return 0
+
     def send(self, packet: Sequence[Piece]) -> None:
         if not self.open:
             return

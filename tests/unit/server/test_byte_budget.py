@@ -35,6 +35,19 @@ def test_room_is_given_in_the_order_it_was_asked_for() -> None:
     assert share.held == SIZE
 
 
+def test_those_that_hold_nothing_go_before_those_that_hold_some() -> None:
+    share, order = Share("pushed", SIZE), list[str]()
+    much, some, none = share.open(), share.open(), share.open()
+    assert much.take(800 * KIB)
+    assert some.take(200 * KIB)
+    assert some.wait(300 * KIB, lambda: order.append("some"))
+    assert none.wait(300 * KIB, lambda: order.append("none"))
+    much.hold(500 * KIB)
+    assert order == ["none"]
+    much.hold(200 * KIB)
+    assert order == ["none", "some"]
+
+
 def test_a_piece_larger_than_the_share_gets_room_alone() -> None:
     share, granted = Share("requests", SIZE), list[int]()
     small, large = share.open(), share.open()

@@ -25,6 +25,16 @@ class Incoming:
         self._delivered: list[DeliveredRun] = []  # not acknowledged
 
     @property
+    def covered_to(self) -> int:
+        """The last message that an acknowledged commit covers."""
+        return self._covered_to
+
+    @property
+    def uncovered_bytes(self) -> int:
+        """The size of the messages that no acknowledged commit covers."""
+        return self._size_bytes - self._covered_bytes
+
+    @property
     def owing(self) -> bool:
         return bool(self._delivered)
 
@@ -38,7 +48,7 @@ class Incoming:
 
     def takes(self, count: int, size_bytes: int) -> bool:
         """Whether this much more stays within the cap."""
-        uncovered_bytes = self._size_bytes - self._covered_bytes + size_bytes + VALUE_OVERHEAD_BYTES * count
+        uncovered_bytes = self.uncovered_bytes + size_bytes + VALUE_OVERHEAD_BYTES * count
         return self.received_to - self._covered_to + count <= self.cap_count and uncovered_bytes <= self.cap_bytes
 
     def commit(self, commit_id: int, upto: int) -> str:

@@ -26,6 +26,10 @@ class Socket(Protocol):
     def full(self) -> bool:
         """If true, wait for `writable` before sending more. Packets that are sent regardless are buffered."""
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes received of a packet that has not arrived completely."""
+
     def pause_reading(self) -> None:
         """Deliver no more packets until `resume_reading`, apart from those that were parsed already. Idempotent."""
 

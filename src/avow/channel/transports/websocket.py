@@ -112,6 +112,10 @@ class WebSocket(asyncio.Protocol):
     def full(self) -> bool:
         return self._full or self._over
 
+    @property
+    def unfinished_bytes(self) -> int:
+        return len(self._protocol.reader.buffer) + len(self._fragments)
+
     def pause_reading(self) -> None:
         self._held = True
         self._stop_reading()

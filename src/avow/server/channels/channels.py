@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from avow.channel.protocol.frames import EndCode
 from avow.channel.registry import Registry
 from avow.errors import Offline
+from avow.server.channels.channel_memory import ChannelMemory
 from avow.server.channels.node_requests import guarded
 from avow.server.channels.observer import Observer
 from avow.server.channels.reader import Reader
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.channel.transports.socket import SocketUser
     from avow.errors import ChannelFailed
+    from avow.server.byte_budget import ByteBudget
     from avow.server.channels.opening import Opening, Role
     from avow.server.process import Peer
 
@@ -54,10 +56,11 @@ class ChannelCounters:
 class Channels:
     """Created on the loop of the peer, before it listens."""
 
-    def __init__(self, peer: Peer, *, channels_max: int, window_s: float) -> None:
+    def __init__(self, peer: Peer, *, budget: ByteBudget, channels_max: int, window_s: float) -> None:
         self._peer = peer
         self.counters = ChannelCounters()
         self._registry = Registry(window_s=window_s, channels_max=channels_max)
+        self._memory = ChannelMemory(budget)
         self._open: dict[bytes, tuple[str, Channel]] = {}
         self._followers: dict[bytes, tuple[Channel, Subscriber | Reader]] = {}
         self._observers: dict[bytes, tuple[Channel, Observer]] = {}
@@ -82,8 +85,23 @@ class Channels:
             del self._open[key], self._places[key]
             raise
         self.counters.opened += 1
+        self._bound(key, channel, role)
         channel.on_end = partial(self._ended, key, channel.on_end)
         self._watch(key, channel, role)
+
+    def _bound(self, key: bytes, channel: Channel, role: Role) -> None:
+        """The channel holds bytes of the peer's budget from here on."""
+        held = self._memory.open(key, channel)
+        if isinstance(role, Observer | Subscriber | Reader):
+            role.bound(held)
+        take = channel.on_messages
+
+        def received(values: list[memoryview]) -> None:
+            assert take is not None, "every role takes messages"
+            take(values)
+            self._memory.received(key)
+
+        channel.on_messages = received
 
     def _watch(self, key: bytes, channel: Channel, role: Role) -> None:
         if isinstance(role, Observer):
@@ -97,6 +115,7 @@ class Channels:
         self, key: bytes, then: Callable[[ChannelFailed | None], None] | None, failure: ChannelFailed | None
     ) -> None:
         del self._open[key], self._places[key]
+        self._memory.close(key)
         now = self._peer.now()
         for known in [known for known, until in self._places.items() if until <= now]:
             del self._places[known]
@@ -157,6 +176,7 @@ class Channels:
         return {
             "open": {role: roles[role] for role in ROLES},
             "detached": kept["detached"],
+            "paused": self._memory.paused,
             "suspended": sum(channel.suspended for _, channel in self._open.values()),
             "opened": counters.opened,
             "resumed": kept["resumed"],

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from avow.node.pubsub.lane_index import LaneIndex
     from avow.node.pubsub.queue import PubSubQueue
     from avow.queue.records import Queue
+    from avow.server.channels.channel_memory import ChannelHeld
     from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
     from avow.wire.messages import Entry
@@ -60,8 +61,13 @@ class Observer:
         self._lanes: dict[int, ObservedLane] = {}
         self._left = 0  # bytes that may still be sent in this turn
         self._stopped = False
+        self._held: ChannelHeld | None = None
         channel.on_messages, channel.on_resume, channel.on_end = refuse_messages, self.look, self._ended
         self.look()
+
+    def bound(self, held: ChannelHeld) -> None:
+        """Send only while the peer's budget has room. There is no need to wake it: `look` is called all the time."""
+        self._held = held
 
     def look(self) -> None:
         """Called after each turn of the loop."""
@@ -151,7 +157,8 @@ class Observer:
         return True
 
     def _has_room(self) -> bool:
-        return self._left > 0 and not self._channel.suspended
+        room = self._held is None or not self._held.pushed.held or not self._held.pushed.share.tight
+        return self._left > 0 and not self._channel.suspended and room
 
     def _send(self, **event: Any) -> None:
         line = _encode(event)

@@ -5,7 +5,8 @@
       └──► waiting: the node answers when the next version is visible, or that there will never be one
 
 Lanes take turns, with a group of messages each. Nothing is read while the channel is suspended, so a slow client costs
-only the buffer of its channel. The bytes pushed in one turn of the loop are bounded, because other clients wait.
+only the buffer of its channel; all buffers together are bounded by the peer's budget (`channel_memory`). The bytes
+pushed in one turn of the loop are bounded, because other clients wait.
 
 As `ranges`, a group is one channel message with up to 256 KiB of ranges of one lane; as `json`, it is one channel
 message per message. A commit follows each group.
@@ -30,6 +31,7 @@ from avow.wire.ranges import range_parts
 if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.node.records import Served
+    from avow.server.channels.channel_memory import ChannelHeld
     from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
     from avow.wire.record import Buffer
@@ -68,6 +70,7 @@ class LanePusher:
     ) -> None:
         self._peer, self._channel, self._counters = peer, channel, counters
         self._json, self._commit = json, commit
+        self.held: ChannelHeld | None = None
         self.lanes: dict[int, PushedLane] = {}
         self._ready: deque[PushedLane] = deque()
         self._scheduled = False
@@ -80,7 +83,7 @@ class LanePusher:
 
     def resume(self) -> None:
         """Call it when there may be something to push, and room for it."""
-        if not self._scheduled and self._ready:
+        if not self._scheduled and self._ready and (self.held is None or self.held.may_push):
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
@@ -122,6 +125,9 @@ class LanePusher:
             if self.lanes.get(pushed.lane) is not pushed:
                 continue
             size = self._push_group(pushed)
+            if size < 0:
+                self._ready.appendleft(pushed)
+                return
             if size:
                 left -= size
                 self._ready.append(pushed)
@@ -131,11 +137,13 @@ class LanePusher:
             self.resume()
 
     def _push_group(self, pushed: PushedLane) -> int:
-        """Size of what was sent. 0: there is nothing to send."""
+        """Size of what was sent. 0: there is nothing to send. -1: there is no room for it in the peer's budget."""
         count = GROUP_LINES_MAX if self._json else _COUNT_MAX
         served = self._read(pushed, count)
         if not served:
             return 0
+        if self.held is not None and not self.held.take(sum(len(one.entry.batch) for one in served)):
+            return -1
         pushed.failing_since = 0.0
         size = self._send_lines(pushed, served) if self._json else self._send_ranges(pushed, served)
         self._commit(pushed)

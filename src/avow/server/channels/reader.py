@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.errors import ChannelFailed
     from avow.queue.records import Queue
+    from avow.server.channels.channel_memory import ChannelHeld
     from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
 
@@ -49,6 +50,10 @@ class Reader:
         counters.pushed += 1
         for one, start in starts.items():
             self._add(one, start)
+
+    def bound(self, held: ChannelHeld) -> None:
+        """Push only what the peer's budget has room for."""
+        self._pusher.held, held.on_room = held, self._pusher.resume
 
     def look(self) -> None:
         check_there(self._peer, self._queue)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from avow.channel.endpoint import Channel
     from avow.errors import ChannelFailed
     from avow.queue.records import Queue
+    from avow.server.channels.channel_memory import ChannelHeld
     from avow.server.channels.channels import ChannelCounters
     from avow.server.process import Peer
 
@@ -174,6 +175,10 @@ class Subscriber:
         pubsub = queue.strategy == "pub-sub"
         self._cursors: Cursors = (VectorCursors if pubsub else FencedCursors)(peer, channel, queue, self)
         self._membership = Membership(peer, channel, queue, subscriber=subscriber, member=member, joined=self._follow)
+
+    def bound(self, held: ChannelHeld) -> None:
+        """Push only what the peer's budget has room for."""
+        self._pusher.held, held.on_room = held, self._pusher.resume
 
     # ------------------------------------------------------------------ assigned lanes
 

@@ -116,6 +116,10 @@ class WebChannelSocket:
         self._waiting = self._closing or self._session.full or self._session.state is State.OVER
         return self._waiting
 
+    @property
+    def unfinished_bytes(self) -> int:
+        return 0
+
     def pause_reading(self) -> None:
         self._held = True
 

@@ -120,7 +120,9 @@ class HttpServer:
         self.api.listener = self.listener
         self.api.reads = ReadTurns(self.listener)
         cors = self.api.cors = Cors(read_origins(settings.cors_origins), self._apis)
-        self.channels = Channels(peer, channels_max=settings.channels_max, window_s=settings.channel_window_s)
+        self.channels = Channels(
+            peer, budget=self.budget, channels_max=settings.channels_max, window_s=settings.channel_window_s
+        )
         self.api.channels = self.channels
         self.api.webchannels = self._webchannels = WebChannels(
             partial(channel_handlers.open_user, self.api), origins=Origins(allows=cors.allows)

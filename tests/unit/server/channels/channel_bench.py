@@ -20,12 +20,14 @@ from avow.channel.connector import open_channel
 from avow.channel.endpoint import Channel
 from avow.channel.transports.socket import Socket, SocketUser
 from avow.errors import ChannelFailed
+from avow.limits import MIB
 from avow.node.answers import Answer, Stored
 from avow.node.founding import Founding
 from avow.node.node import Node
 from avow.node.roles import SHIPPED, NodeRoles
 from avow.replication.durable import StoreImage
 from avow.server.access import ANYBODY, Token, Tokens
+from avow.server.byte_budget import ByteBudget
 from avow.server.channels.channels import Channels
 from avow.server.channels.opening import opening_of
 from avow.server.http.api import Api
@@ -121,11 +123,17 @@ class Bench:
         channels_max: int = 100,
         seed: int = 1,
         roles: NodeRoles = SHIPPED,
+        memory_bytes_max: int = 256 * MIB,
     ) -> None:
         self.cluster = NodeCluster(peers, seed=seed, roles=roles)
         self.callbacks: dict[int, Callable[[Answer], None]] = {}
         self.peers = {number: BenchPeer(self, number) for number in self.cluster.nodes}
-        self._settings: dict[str, Any] = {"window_s": window_s, "channels_max": channels_max}
+        self.budget = ByteBudget(memory_bytes_max)
+        self._settings: dict[str, Any] = {
+            "window_s": window_s,
+            "channels_max": channels_max,
+            "budget": self.budget,
+        }
         self.channels: dict[int, Channels] = {}
         self.roads: list[Road] = []
         self._woken = False
