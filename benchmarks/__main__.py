@@ -12,7 +12,7 @@ a message when its row is readable, `spark-archive` reads ten million back from 
 they wrote with `--json FILE`. The last two run only when they are named. `ab --before COMMIT` compares the build of a
 commit with the working tree; `structure --before COMMIT` counts what their source trees are made of, and `walk --before
 COMMIT` the hops of one message through their files. `partitions` (as root) is the time from the end of a partition to
-an acknowledged write.
+an acknowledged write. `held` is what a peer holds for clients that ask for or send much.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks import (
     against,
     channel,
     decode,
+    held_bytes,
     partitions,
     pledges,
     pledges_stuck,
@@ -64,6 +65,7 @@ SPARKS: dict[str, Callable[[list[str]], dict[str, object]]] = {
 AB = "ab"
 AGAINST = "against"
 CHANNEL = "channel"
+HELD = "held"
 PARTITIONS = "partitions"
 PLEDGES = "pledges"
 SIMULATOR = "simulator"
@@ -75,6 +77,8 @@ WALK = "walk"
 def main(names: list[str]) -> int:
     if names[:1] == [AB]:
         return ab.main(names[1:])
+    if names[:1] == [HELD]:
+        return held_bytes.main(names[1:])
     if names[:1] == [STRUCTURE]:
         return structure.main(names[1:])
     if names[:1] == [WALK]:
@@ -95,7 +99,7 @@ def main(names: list[str]) -> int:
         return 0 if SPARKS[names[0]](names[1:])["held"] else 1
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        known = ", ".join([*PARTS, AGAINST, AB, PARTITIONS, STRUCTURE, WALK])
+        known = ", ".join([*PARTS, AGAINST, AB, HELD, PARTITIONS, STRUCTURE, WALK])
         print(f"bench: there is no part {unknown[0]!r}; there are {known}", file=sys.stderr)
         return 2
     missed = measure_parts(names or list(PARTS))

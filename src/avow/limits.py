@@ -89,6 +89,7 @@ WAL_SEGMENT_SIZE_BYTES: Final = 64 * MIB
 WAL_SEGMENTS_MIN: Final = 3
 LANE_SEGMENT_SIZE_BYTES: Final = 64 * MIB
 INDEX_INTERVAL_BYTES: Final = 64 * KIB
+STORE_WRITE_SIZE_BYTES: Final = 8 * MIB  # of one write to storage, or one operation; far less than a segment
 RESERVED_SIZE_BYTES: Final = 4 * MIB
 
 # Pub-sub lanes: how much of a lane stays in memory, and when a snapshot of its state is written

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
 from tests.integration.http_peer import PeerProcess, cluster, serving, wait_until
+from tests.integration.peer_channels import open_to, run
 
-from avow.limits import MIB
+from avow.channel.protocol.events import Bounds
+from avow.limits import CHANNEL_CAP_SIZE_BYTES, MIB
 from avow.wire.batch import encode_batch
 
 RAW = {"content-type": "application/vnd.avow.batch"}
 MEMORY = 32 * MIB
 READERS = 60
 WRITERS = 24
+CHANNELS = 16
+MESSAGES = 14  # of each, before its first commit: 7 MB
+PAUSED = "avow_channels_paused "
 
 
 def held(peer: PeerProcess, metric: str = "avow_held_bytes", kind: str = "answers") -> int:
@@ -85,6 +92,39 @@ def test_many_clients_with_large_batches_all_finish_and_small_writes_in_between_
         wait_until(lambda: all(_end(peer) == 8 * WRITERS + small for peer in peers))
         for peer in peers:
             assert held(peer, kind="requests") == 0
+
+
+def test_channels_with_much_that_is_not_committed_are_paused_and_all_commit(tmp_path: Path) -> None:
+    message = b'{"value":"%b"}' % (b"x" * 500_000)
+
+    async def scenario(peer: PeerProcess) -> None:
+        opened = []
+        for _ in range(CHANNELS):
+            parameters = {"role": "producer", "queue": "q", "format": "json", "producer": uuid4().hex}
+            opened.append(await open_to(peer.url, options={"bounds": Bounds(pending_bytes=64 * MIB)}, **parameters))
+            for _ in range(MESSAGES):
+                opened[-1].send(message)
+        most = await asyncio.to_thread(held, peer, "avow_held_bytes_max", "received")
+        await until_true(lambda: paused(peer) > 0)
+        assert await asyncio.to_thread(held, peer, "avow_held_bytes", "received") <= most + CHANNEL_CAP_SIZE_BYTES
+        for commit in [channel.commit() for channel in opened]:
+            await commit
+        await until_true(lambda: held(peer, kind="received") == 0)
+
+    with serving(tmp_path, memory_bytes_max=MEMORY) as peer:
+        wait_until(lambda: peer.ask("GET", "/readyz").status == 200)
+        assert peer.ask("POST", "/v1/queues", {"name": "q"}).status == 201
+        run(scenario(peer))
+        assert _end(peer) == CHANNELS * MESSAGES
+
+
+def paused(peer: PeerProcess) -> int:
+    (line,) = [line for line in peer.ask("GET", "/metrics").body.decode().splitlines() if line.startswith(PAUSED)]
+    return int(float(line.removeprefix(PAUSED)))
+
+
+async def until_true(true: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, true)
 
 
 def _end(peer: PeerProcess) -> int:

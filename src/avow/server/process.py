@@ -18,7 +18,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -29,16 +29,17 @@ from avow.node.answers import Answer, Stored
 from avow.node.founding import Founding
 from avow.node.metadata_lane import METADATA_LANE
 from avow.node.node import Node
-from avow.node.records import NodeEffects
 from avow.node.roles import SHIPPED
 from avow.replication.durable import StoreImage, Synced
-from avow.replication.effects import SaveRun
+from avow.replication.effects import Persist, SaveRun
+from avow.replication.pieces import store_writes
 from avow.replication.tuning import Tuning
 from avow.server.links import Links
 from avow.server.peer_registry import KnownPeer, PeerRegistry
 from avow.server.settings import Settings
 from avow.storage.data_folder import Folder
 from avow.storage.file_store import FileStore
+from avow.storage.store import Then
 from avow.wire.frames import Hello
 from avow.wire.messages import Message, Welcome, describe
 from avow.wire.versions import FIRST, NEWEST, WELCOME, common
@@ -64,6 +65,10 @@ def _supervised(work: Callable[..., None], *arguments: Any) -> None:
         os._exit(_EXIT_STATUS)
 
 
+def _covered_by_the_last(proof: Synced) -> None:
+    """Parts of one drained record become durable in order; the sync of the last part covers them all."""
+
+
 class Peer:
     """It is made with its folder locked and its store loaded; `start` starts it on the running loop."""
 
@@ -87,7 +92,7 @@ class Peer:
         self._request = 0
         self._scheduled = self._performing = self._released = self._dialled = False
         self._learned_to = -1  # position of the metadata lane
-        self._unwritten: deque[NodeEffects] = deque()  # drained, waiting for disk space; oldest first
+        self._unwritten: deque[tuple[Sequence[Persist], Then]] = deque()  # waiting for disk space; oldest first
         self._ticker: asyncio.TimerHandle | None = None
         self.removed = ""  # why this peer serves nothing any more: it was removed from the cluster
         self.failed: asyncio.Future[str] | None = None  # resolved with the reason when this peer must stop
@@ -251,7 +256,7 @@ class Peer:
             if node.answers:
                 self._answer()
             if effects is not None and effects.persist:
-                self._unwritten.append(effects)  # a founder that waits keeps an empty disk
+                self._unwritten.append((effects.persist, self._synced))  # a founder that waits keeps an empty disk
             return
         if node.mux.touched:  # an answer was for the node itself, and led to the next step of a transaction
             self._released = True
@@ -266,16 +271,22 @@ class Peer:
             links.flush()
         if not effects.persist:
             return
-        if self._unwritten:
-            self._unwritten.append(effects)
-        elif not self._write(effects):
-            log.warning("the disk is full: this peer refuses writes until there is space; reads continue")
-            self._unwritten.append(effects)
+        *parts, last = store_writes(effects.persist)
+        for part in parts:
+            self._write_in_order(part, _covered_by_the_last)
+        self._write_in_order(last, self._synced)
 
-    def _write(self, effects: NodeEffects) -> bool:
+    def _write_in_order(self, operations: Sequence[Persist], then: Then) -> None:
+        if self._unwritten:
+            self._unwritten.append((operations, then))
+        elif not self._write(operations, then):
+            log.warning("the disk is full: this peer refuses writes until there is space; reads continue")
+            self._unwritten.append((operations, then))
+
+    def _write(self, operations: Sequence[Persist], then: Then) -> bool:
         """False: the disk is full."""
         try:
-            self.store.write(effects.persist, self._synced)
+            self.store.write(operations, then)
         except DiskFull:
             self.node.disk_full(full=True)
             return False
@@ -312,9 +323,9 @@ class Peer:
                 return
             self._is_founding = False
             log.info("all founders were there: this peer takes part")
-            while self._unwritten and self._write(self._unwritten[0]):
+            while self._unwritten and self._write(*self._unwritten[0]):
                 self._unwritten.popleft()
-        while self._unwritten and self._write(self._unwritten[0]):
+        while self._unwritten and self._write(*self._unwritten[0]):
             self._unwritten.popleft()
             if not self._unwritten:
                 log.warning("the disk has space again and writes are accepted; no acknowledged message was lost")

@@ -129,8 +129,8 @@ def test_clients_that_acknowledge_nothing_hold_a_bounded_number_of_bytes(role: s
         most = share.size_bytes_max + len(slow) * (FREE_SIZE_BYTES + GROUP_SIZE_BYTES)
         assert share.size_bytes_max // 2 < share.held <= most
         assert share.waiting > 0
-        last: dict[str, Any] = {"subscriber": "q"} if asked[0] else {}
-        quick = await bench.read(role=role, queue="q", format="ranges", **last)
+        name: dict[str, Any] = {"subscriber": "q"} if asked[0] else {}
+        quick = await bench.read(role=role, queue="q", format="ranges", **name)
         await bench.run(UNACKNOWLEDGED_S + 1.0)
         await bench.until(lambda: len(quick.got) == 40)
         assert share.held <= most
