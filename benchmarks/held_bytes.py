@@ -94,7 +94,7 @@ class Api:
             assert serving is not None
             status = Path(f"/proc/{serving.pid}/status").read_text("ascii")
             peaks += [int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmHWM")]
-        return f"{max(peaks)} MiB"
+        return f"{max(peaks)} MiB" if peaks else "the peer ended"
 
 
 def readers(code: Path | None) -> list[Row]:

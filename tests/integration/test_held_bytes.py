@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from tests.integration.http_peer import PeerProcess, cluster, serving, wait_until
@@ -100,7 +101,7 @@ def test_channels_with_much_that_is_not_committed_are_paused_and_all_commit(tmp_
     async def scenario(peer: PeerProcess) -> None:
         opened = []
         for _ in range(CHANNELS):
-            parameters = {"role": "producer", "queue": "q", "format": "json", "producer": uuid4().hex}
+            parameters: dict[str, Any] = {"role": "producer", "queue": "q", "format": "json", "producer": uuid4().hex}
             opened.append(await open_to(peer.url, options={"bounds": Bounds(pending_bytes=64 * MIB)}, **parameters))
             for _ in range(MESSAGES):
                 opened[-1].send(message)
