@@ -12,7 +12,8 @@ a message when its row is readable, `spark-archive` reads ten million back from 
 they wrote with `--json FILE`. The last two run only when they are named. `ab --before COMMIT` compares the build of a
 commit with the working tree; `structure --before COMMIT` counts what their source trees are made of, and `walk --before
 COMMIT` the hops of one message through their files. `partitions` (as root) is the time from the end of a partition to
-an acknowledged write. `held` is what a peer holds for clients that ask for or send much.
+an acknowledged write. `held` is what a peer holds for clients that ask for or send much, `mark` what the mark of the
+log costs by when it is synced.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks import (
     channel,
     decode,
     held_bytes,
+    mark,
     partitions,
     pledges,
     pledges_stuck,
@@ -66,6 +68,7 @@ AB = "ab"
 AGAINST = "against"
 CHANNEL = "channel"
 HELD = "held"
+MARK = "mark"
 PARTITIONS = "partitions"
 PLEDGES = "pledges"
 SIMULATOR = "simulator"
@@ -79,6 +82,8 @@ def main(names: list[str]) -> int:
         return ab.main(names[1:])
     if names[:1] == [HELD]:
         return held_bytes.main(names[1:])
+    if names[:1] == [MARK]:
+        return mark.main(names[1:])
     if names[:1] == [STRUCTURE]:
         return structure.main(names[1:])
     if names[:1] == [WALK]:
@@ -99,7 +104,7 @@ def main(names: list[str]) -> int:
         return 0 if SPARKS[names[0]](names[1:])["held"] else 1
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        known = ", ".join([*PARTS, AGAINST, AB, HELD, PARTITIONS, STRUCTURE, WALK])
+        known = ", ".join([*PARTS, AGAINST, AB, HELD, MARK, PARTITIONS, STRUCTURE, WALK])
         print(f"bench: there is no part {unknown[0]!r}; there are {known}", file=sys.stderr)
         return 2
     missed = measure_parts(names or list(PARTS))
