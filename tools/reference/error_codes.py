@@ -50,7 +50,8 @@ WHAT_TO_DO: Final[Mapping[str, str]] = {
     "NotCoordinator": "send the request to the peer at `api`; clients do so automatically",
     "NotAuthenticated": "send a token from the peers' tokens file: `--token`, `AVOW_TOKEN`, `token=`",
     "Forbidden": "use another token, or give this one the right in the tokens file and restart the peer",
-    "Busy": "retry after `Retry-After`; if it recurs, raise `connections_max`, `in_flight_max`, `channels_max` or `memory_bytes_max`",
+    "Busy": "retry after `Retry-After`; if it recurs, raise `connections_max`, `in_flight_max`, `channels_max` or "
+    "`memory_bytes_max`",
     "AlreadyDecided": "a transaction or pledge of that name is published, discarded or ended: use a new name",
     "Incomplete": "stage the missing messages again, or publish with the counts that exist",
     "UnknownPledge": "it never existed, or was finished more than `pledge_keep_s` ago",
