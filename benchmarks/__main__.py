@@ -1,19 +1,19 @@
 """`make bench`: all figures in one run, kept as JSON in .bench/figures.json. Exit code 1 when a target was missed.
 
 Figures with a disk in them are ratios within the same run (see each module). Name some of them to run only those:
-`python -m benchmarks decode storage`. `against` compares with other systems and takes options of its own:
-`python -m benchmarks against --rounds 3`. Its targets are told as reached or not and do not change the exit code.
-`channel` alone is its throughput; what it does under faults has commands of its own: `python -m benchmarks channel
-resets`, `... channel withheld`. `simulator --coverage 200` names the lines of `avow.node` that no seed reached, and
-measures nothing. `pledges` takes options too: `... pledges --seconds 10 --rounds 5`; what a dead
-endpoint does to others is `... pledges stuck`. `spark` (reading) and `spark-write` need Java; they take `--rounds` and
-`--peers`, and how much there is to read (`--messages`, `--lanes`) or to write (`--rows`). `spark-latency` is the age of
-a message when its row is readable, `spark-archive` reads ten million back from table and queue, `spark-plot` draws what
-they wrote with `--json FILE`. The last two run only when they are named. `ab --before COMMIT` compares the build of a
-commit with the working tree; `structure --before COMMIT` counts what their source trees are made of, and `walk --before
-COMMIT` the hops of one message through their files. `partitions` (as root) is the time from the end of a partition to
-an acknowledged write. `held` is what a peer holds for clients that ask for or send much, `mark` what the mark of the
-log costs by when it is synced.
+`python -m benchmarks decode storage`. `against` compares with other systems and takes options of its own: `python -m
+benchmarks against --rounds 3`. Its targets are told as reached or not and do not change the exit code. `channel` alone
+is its throughput; what it does under faults has commands of its own: `python -m benchmarks channel resets`, `...
+channel withheld`. `simulator --coverage 200` names the lines of `avow.node` that no seed reached, and measures nothing.
+`lanes --shapes 1000x1` is what so many idle lanes cost. `pledges` takes options too: `... pledges --seconds 10 --rounds
+5`; what a dead endpoint does to others is `... pledges stuck`. `spark` (reading) and `spark-write` need Java; they take
+`--rounds` and `--peers`, and how much there is to read (`--messages`, `--lanes`) or to write (`--rows`).
+`spark-latency` is the age of a message when its row is readable, `spark-archive` reads ten million back from table and
+queue, `spark-plot` draws what they wrote with `--json FILE`. The last two run only when they are named. `ab --before
+COMMIT` compares the build of a commit with the working tree; `structure --before COMMIT` counts what their source trees
+are made of, and `walk --before COMMIT` the hops of one message through their files. `partitions` (as root) is the time
+from the end of a partition to an acknowledged write. `held` is what a peer holds for clients that ask for or send much,
+`mark` what the mark of the log costs by when it is synced.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from benchmarks import (
     channel,
     decode,
     held_bytes,
+    lanes,
     mark,
     partitions,
     pledges,
@@ -49,6 +50,7 @@ PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "decode": decode.main,
     "storage": storage.main,
     "simulator": simulator.main,
+    "lanes": lanes.main,
     "channel": channel.throughput,
     "pledges": pledges.throughput,
     "spark": spark_read.main,
@@ -68,6 +70,7 @@ AB = "ab"
 AGAINST = "against"
 CHANNEL = "channel"
 HELD = "held"
+LANES = "lanes"
 MARK = "mark"
 PARTITIONS = "partitions"
 PLEDGES = "pledges"
@@ -96,6 +99,8 @@ def main(names: list[str]) -> int:
         return channel.main(names[1:])
     if names[:1] == [SIMULATOR] and len(names) > 1 and names[1] not in PARTS:
         return simulator.command(names[1:])
+    if names[:1] == [LANES] and len(names) > 1 and names[1] not in PARTS:
+        return lanes.command(names[1:])
     if names[:2] == [PLEDGES, STUCK]:
         return pledges_stuck.main(names[2:])
     if names[:1] == [PLEDGES] and len(names) > 1 and names[1] not in PARTS:

@@ -53,6 +53,7 @@ SUBSCRIBERS_COUNT: Final = 4_096
 
 # The metadata lane
 QUEUES_COUNT: Final = 4_096
+TWO_PHASE_LANES_COUNT: Final = 16_384  # of all queues: about 16 KiB of memory each on every peer that holds it
 LANES_COUNT: Final = 65_536  # pub-sub lanes not yet forgotten, ended ones included
 SUBSCRIPTIONS_COUNT: Final = 4_096  # of one queue: subscribers that have a reader at present
 MEMBERS_COUNT: Final = 256  # of one subscription
@@ -80,6 +81,9 @@ LINK_SILENT_S: Final = 1.0  # and closes a link on which nothing arrived for thi
 LINK_DIAL_EVERY_S: Final = 0.2  # a dial that is not answered is not waited for: another one begins beside it
 CLAIM_DELAY_S: Final = 0.3
 CLAIM_JITTER_S: Final = 0.3
+LATE_TICK_S: Final = 0.1  # a tick that comes so late shows that this process did not run
+WOKEN_PER_S: Final = 20_000  # components, when a peer falls silent or is heard again
+CLAIMS_MAX: Final = 64  # lanes of one peer that claim at a time
 OWNER_DEAD_AFTER_S: Final = 1.0
 STAGE_DEADLINE_S_MAX: Final = 24 * 3600.0
 SUBSCRIPTION_SILENT_S: Final = 10.0  # a peer that sends nothing for this long loses its subscriptions

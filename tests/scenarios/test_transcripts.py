@@ -26,6 +26,8 @@ claim 1 quiet
 1 claims with ballot 1.1
 1 coordinates with ballot 1.1
 1 moves its cursor to 1
+2 moves its cursor to 1
+3 moves its cursor to 1
 """
 
 
@@ -73,7 +75,7 @@ def test_a_wrong_expectation_is_reported_with_both_lines() -> None:
 
 def test_output_that_is_missing_or_too_much_is_a_difference() -> None:
     assert "+1 moves its cursor to 1" in difference(SHORT.replace("1 moves its cursor to 1\n", ""))
-    assert "-2 moves its cursor to 1" in difference(SHORT + "2 moves its cursor to 1\n")
+    assert "-3 moves its cursor to 2" in difference(SHORT + "3 moves its cursor to 2\n")
 
 
 def test_rewriting_replaces_the_output_and_keeps_the_comments() -> None:

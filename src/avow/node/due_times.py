@@ -7,7 +7,6 @@ does nothing, and says its time again when it is drained.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
 
@@ -26,10 +25,6 @@ class DueTimes:
             self._at[route] = at
             heappush(self._heap, (at, route))
 
-    def note_all(self, routes: Iterable[int], at: float) -> None:
-        for route in routes:
-            self.note(route, at)
-
     def forget(self, route: int) -> None:
         self._at.pop(route, None)
 
@@ -43,6 +38,3 @@ class DueTimes:
                 due.append(route)
         self.taken += len(due)
         return due
-
-    def __len__(self) -> int:
-        return len(self._at)

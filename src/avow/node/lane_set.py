@@ -12,6 +12,7 @@ one: a lane belongs to one run, so the next lane needs the next number.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from avow.ids import REPAIRING
@@ -80,6 +81,7 @@ class LaneSet:
             now=node.now,
             snapshot_every=METADATA_SNAPSHOT_EVERY,
             read=self._reader(METADATA_LANE),
+            peers=node.peers,
             roles=node.roles.lane,
         )
         node.mux.add(METADATA_LANE, lane)
@@ -110,10 +112,12 @@ class LaneSet:
             read=self._reader(number),
             history=self.images.pop(number | HISTORY, None),
             read_history=self._reader(number | HISTORY),
+            peers=node.peers,
+            on_damage=partial(node.touch, number),
             roles=node.roles.lane,
         )
         if begins and queue.founders[number % len(queue.founders)] == node.me:
-            lane.core.claim_soon(node.now)  # spreads the coordinators of new lanes over the founders
+            lane.core.claim_new()  # spreads the coordinators of new lanes over the founders
         self.lanes[number] = lane
         node.mux.add(number, lane)
 

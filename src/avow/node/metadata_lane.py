@@ -27,6 +27,7 @@ from avow.queue.commands import QueueCommand
 from avow.queue.entry_outcome import Outcome
 from avow.queue.metadata_state import MetadataState
 from avow.replication.effects import LaneImage
+from avow.replication.peers import Peers
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.replication.two_phase.state import Read
@@ -77,10 +78,21 @@ class MetadataLane:
         now: float,
         snapshot_every: int = 0,
         read: Read | None = None,
+        peers: Peers | None = None,
         roles: LaneRoles = LANE_SHIPPED,
     ) -> None:
+        """It is never quiet: its heartbeats say which peers are alive, for all lanes."""
         self.core = core = TwoPhaseCore(
-            me=me, lane=lane, image=image, rng=rng, tuning=tuning, now=now, read=read, roles=roles.core
+            me=me,
+            lane=lane,
+            image=image,
+            rng=rng,
+            tuning=tuning,
+            now=now,
+            read=read,
+            peers=peers,
+            may_be_quiet=False,
+            roles=roles.core,
         )
         found = restored_metadata(image.snapshot.state if image.snapshot else b"")
         self.machine: MetadataMachine = roles.metadata(found, applied=core.log.base)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from msgspec import to_builtins
 
 from avow.errors import InvalidRequest, Offline, StorageDamaged, UnknownQueue
+from avow.limits import WOKEN_PER_S
 from avow.node.answers import Answer, Done, Reached, Refusal
 from avow.node.due_times import DueTimes
 from avow.node.housekeeping import OWN_REQUESTS
@@ -132,7 +133,12 @@ class EffectMux:
             self.full = full
             for component in self.components.values():
                 component.disk_full(full=full)
-            self.due.note_all(self.components, -inf)
+            self.wake_all(-inf)
+
+    def wake_all(self, now: float) -> None:
+        """Tick every component soon. All at once, thousands of them would delay the heartbeats of this peer."""
+        for number, route in enumerate(self.components):
+            self.due.note(route, now + number / WOKEN_PER_S)
 
     def persisted(self, proof: Synced) -> int:
         """The oldest outstanding effects are synced: pass the proof to each component that contributed to them.
@@ -198,8 +204,8 @@ class Node:
         self.now = now  # as of the last input
         self.now_ms = 0  # wall clock, as of the last tick: for deadlines and retention
         self.answers: list[tuple[int, Answer]] = []
-        self.heard: dict[int, float] = {}  # peer -> time of its last message
-        self.versions: dict[int, int] = {}  # peer -> the newest version of frames to send it, see `wire.versions`
+        self.peers = roles.peers()
+        self.heard = self.peers.heard  # peer -> time of its last message
         self.not_understood: dict[int, str] = {}  # route -> why messages for it were skipped, for people
         self._runs = roles.run_numbers(incarnation)
         self._proposals: dict[int, tuple[str, int]] = {}  # metadata request -> (pub-sub queue, its own request)
@@ -239,11 +245,20 @@ class Node:
 
     def tick(self, now: float, now_ms: int) -> None:
         self.now, self.now_ms = now, now_ms
+        if self.peers.refresh(now, fresh_s=self.tuning.heartbeat_fresh_s):
+            self.mux.wake_all(now)
         self.mux.tick(now)
         self.queues.open_some()
         self._follow_metadata()
         self.housekeeping.tick(now)
         self.transactions.tick(now, now_ms)
+
+    def met(self, peer: int, *, run: int, version: int) -> None:
+        """A link to this run of a peer was established; `version`: of the frames to send it, see `wire.versions`."""
+        if self.peers.met(peer, run=run, version=version):
+            for core in (self.metadata.core, *(lane.core for lane in self.lanes.values())):
+                core.peer_restarted(peer, self.now)
+        self.mux.wake_all(self.now)
 
     def persisted(self, proof: Synced) -> None:
         """The oldest drained effects with something to persist are synced."""
@@ -361,7 +376,6 @@ class Node:
             if held is not None:
                 return read_ranges(held.ranges(number, after, max_count), held.reader(number), max_bytes=max_bytes)
         except StorageDamaged as damage:
-            self.mux.touch(number if lane is not None or held is None else held.route)  # it copies the entries again
             if len(self.metadata.state.voters) == 1:
                 raise
             raise Offline(f"{damage}. This peer is copying it again; read from another peer") from damage
@@ -416,7 +430,8 @@ class Node:
         metadata = self.metadata
         if metadata.applied != self._followed_to:
             self._followed_to = metadata.applied
-            self.queues.follow(metadata.state)
+            self.peers.raise_to(metadata.state.level)
+            self.queues.follow(metadata)
         if metadata.facts:
             facts = metadata.take_facts()
             for held in self.pubsub.values():
@@ -520,6 +535,8 @@ class Node:
             "incarnation": self.incarnation,
             "lanes": len(self.lanes),
             "pubsub_queues": len(self.pubsub),
+            "ticked": self.mux.due.taken,
+            "claiming": len(self.peers.claiming),
             "waiting_syncs": len(self.mux.outstanding),
             "disk_full": self.mux.full,
         }

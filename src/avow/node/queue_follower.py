@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from avow.node.metadata_lane import MetadataLane
     from avow.node.node import Node
     from avow.queue.metadata_state import MetadataState
     from avow.queue.records import Queue
@@ -18,26 +19,30 @@ if TYPE_CHECKING:
 class QueueFollower:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._seen: tuple[MetadataState | None, int] = (None, -1)  # the state, and when its queues last changed
-        self._queues: dict[int, Queue] = {}  # first lane -> queue, of those that this peer should hold
+        self._state: MetadataState | None = None  # the one that was compared; a snapshot replaces it
+        self._by_name: dict[str, Queue] = {}  # queues that this peer should hold
         self.by_lane: dict[int, Queue] = {}  # of the two-phase lanes that this peer should hold
         self.unopened: dict[int, Queue] = {}  # those of them that are not open yet
 
-    def follow(self, state: MetadataState) -> None:
-        if self._seen != (state, state.subscribed_at):
-            self._seen = (state, state.subscribed_at)
-            self._compare(state)
+    def follow(self, metadata: MetadataLane) -> None:
+        state, changed = metadata.state, metadata.machine.take_changed_queues()
+        if state is not self._state:
+            self._state = state
+            changed = [*self._by_name, *state.catalog.by_name]
+        if changed:
+            for name in dict.fromkeys(changed):
+                self._compare(name, state.queue(name))
+            self.open_some()
         self._node.lane_set.forget_gone()
 
-    def _compare(self, state: MetadataState) -> None:
-        wanted, me = {queue.first_lane: queue for queue in state.queues()}, self._node.me
-        for first in [first for first in self._queues if first not in wanted]:
-            self._drop(self._queues.pop(first))
-        for first, queue in wanted.items():
-            if first not in self._queues and (not queue.peers or me in queue.peers):
-                self._queues[first] = queue
-                self._begin(queue)
-        self.open_some()
+    def _compare(self, name: str, queue: Queue | None) -> None:
+        known = self._by_name.get(name)
+        if known is not None and (queue is None or queue.first_lane != known.first_lane):
+            self._drop(self._by_name.pop(name))
+            known = None
+        if queue is not None and known is None and (not queue.peers or self._node.me in queue.peers):
+            self._by_name[name] = queue
+            self._begin(queue)
 
     def _begin(self, queue: Queue) -> None:
         if queue.strategy == "pub-sub":

@@ -22,6 +22,7 @@ from avow.node.pubsub.queue import PubSubQueue
 from avow.node.pubsub.roles import QUEUE_SHIPPED, QueueRoles
 from avow.node.transactions import TransactionDriver
 from avow.replication.durable import LaneImages
+from avow.replication.peers import Peers
 from avow.wire.messages import Snapshot
 
 
@@ -31,6 +32,7 @@ class NodeRoles:
     constructors of the parts of lanes and queues."""
 
     effect_mux: Callable[[Collect], EffectMux] = EffectMux
+    peers: Callable[[], Peers] = Peers
     lane_set: Callable[[Node, LaneImages], LaneSet] = LaneSet
     admission: Callable[[Node], Admission] = Admission
     run_numbers: Callable[[int], RunNumbers] = RunNumbers

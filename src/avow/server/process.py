@@ -102,7 +102,7 @@ class Peer:
         self._refused_for: set[int] = set()  # lanes
         self._refused_count = 0  # frames that the node did not admit
         self.newest: dict[int, int] = {}  # and the newest version of the protocol that they can read
-        self._to_welcome: set[int] = set()  # peers whose Hello was accepted
+        self._to_welcome: dict[int, int] = {}  # peers whose Hello was accepted, and the version of the link
         self.node: Node
         self.founding: Founding
 
@@ -197,8 +197,8 @@ class Peer:
             raise FolderUnusable(f"it has number {hello.peer}, which is this peer's own number")
         self.registry.meet(hello.peer, hello.identity)
         self.runs[hello.peer], self.newest[hello.peer] = hello.incarnation, hello.newest
-        self.node.versions[hello.peer] = version
-        self._to_welcome.add(hello.peer)
+        self.node.met(hello.peer, run=hello.incarnation, version=version)
+        self._to_welcome[hello.peer] = version
         return version
 
     def received(self, source: int, route: int, message: Message) -> None:
@@ -342,9 +342,8 @@ class Peer:
 
     def _send_welcomes(self) -> None:
         assert self.links is not None
-        for peer in self._to_welcome.intersection(self.links.connected):
-            self._to_welcome.discard(peer)
-            if self.node.versions.get(peer, FIRST) >= WELCOME:
+        for peer in self._to_welcome.keys() & set(self.links.connected):
+            if self._to_welcome.pop(peer) >= WELCOME:
                 self.links.send(peer, METADATA_LANE, Welcome())
                 self.links.flush()
 

@@ -173,7 +173,7 @@ class Install(Struct, frozen=True, gc=False):
 class Heartbeat(Struct, frozen=True, gc=False):
     """The sender is alive and has accepted entries up to `cursor`. From the coordinator also: move your cursor."""
 
-    ballot: int  # promised; if `coordinating`, the sender's own
+    ballot: int  # promised; if `coordinating`, the sender's own; 0: the sender knows no coordinator
     coordinating: bool
     cursor: int
 

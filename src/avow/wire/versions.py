@@ -5,7 +5,8 @@ There is one sequence of numbers for both, because a release that can read a fra
     version   adds
     1         everything before versions were counted
     2         the entry `level`; the home lane of a stage, the steps of a decision, and both in a lane's snapshot;
-              the frames `Welcome`, `Alive` and `LinkRefused`
+              the frames `Welcome`, `Alive` and `LinkRefused`; quiet lanes: an idle two-phase lane sends no heartbeats
+              (`replication.two_phase.core`)
 
 Two rules decide when something new is used:
 
@@ -33,6 +34,7 @@ OLDEST: Final = 1
 NEWEST: Final = 2
 ALIVE: Final = 2  # the version that added the frames `Alive` and `LinkRefused`
 WELCOME: Final = 2  # the version that added the frame `Welcome`
+QUIET_LANES: Final = 2
 
 
 def common(oldest: int, newest: int, *, level: int) -> int:

@@ -82,7 +82,8 @@ class Convergence:
         voters = {peer for peer in self._ledger.voters if not queue.peers or peer in queue.peers}
         if ledger.members.voters != voters or ledger.members.learners:
             yield f"the members of lane {number} are {ledger.members.everyone}"
-        if self.lane_coordinator(number) is None:
+        leading = self.lane_coordinator(number)
+        if leading is None:
             yield f"no coordinator of lane {number}"
         for node in nodes:
             if node.me not in voters:
@@ -90,8 +91,13 @@ class Convergence:
             lane = node.lanes.get(number)
             if lane is None or lane.applied != ledger.end or lane.core.log.end != ledger.end:
                 yield f"peer {node.me} lags in lane {number}"
+            elif leading is not None and lane.core.live_coordinator(self._clock(node)) != leading.me:
+                yield f"peer {node.me} does not know that peer {leading.me} coordinates lane {number}"
             elif not self._readable(lane, ledger):
                 yield f"peer {node.me} cannot read all of lane {number}"
+
+    def _clock(self, node: Node) -> float:
+        return self._world.machines[node.me].clock(self._world.now)
 
     def _readable(self, lane: QueueLane, ledger: Ledger) -> bool:
         """Whether everything visible can be read from this peer. What it shows must be what was committed."""

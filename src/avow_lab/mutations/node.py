@@ -13,6 +13,7 @@ from typing import Any, Final
 from avow.node.admission import Admission
 from avow.node.housekeeping import Retention
 from avow.node.lane.queue_lane import QueueLane
+from avow.node.lane.roles import LaneRoles
 from avow.node.lane_set import LaneSet
 from avow.node.membership_steps import MembershipSteps
 from avow.node.node import Collect, Component, EffectMux, Node
@@ -23,6 +24,10 @@ from avow.queue.commands import QueueCommand, RetentionRules, decode
 from avow.queue.records import Queue
 from avow.replication.durable import LaneImages, Synced
 from avow.replication.effects import LaneImage, Persist, SaveLossBound, SaveRun
+from avow.replication.peers import Peers
+from avow.replication.two_phase.leadership import Leadership
+from avow.replication.two_phase.roles import TwoPhaseRoles
+from avow.replication.two_phase.rules import Rules
 from avow.storage.memory import MemoryStore
 from avow.wire.messages import Kind, Message
 from avow_lab.mutations.delegate import Delegate
@@ -141,6 +146,39 @@ class DroppedEarly(Delegate):
 
 def _lane_of(operation: Persist) -> int:
     return 0 if isinstance(operation, SaveRun | SaveLossBound) else operation.lane
+
+
+# ------------------------------------------------------------------ quiet lanes
+
+
+class CursorHidden(Delegate):
+    """A lane is quiet once its peers know the coordinator, whether they know the cursor or not."""
+
+    def is_told(self, *, confirmed: int, cursor: int) -> bool:  # noqa: ARG002
+        return confirmed >= 0
+
+
+class CoordinatorHidden(Delegate):
+    """A coordinator tells nothing to a peer that asks whether there is one."""
+
+    def tell_again(self, peer: int) -> None:
+        """Nothing."""
+
+
+class EndedRunBelieved(Delegate):
+    """A quiet lane's coordinator is believed to coordinate in its next run, too."""
+
+    def met(self, peer: int, *, run: int, version: int) -> bool:
+        self.shipped.met(peer, run=run, version=version)
+        return False
+
+
+class SilenceUnnoticed(Delegate):
+    """No lane is woken when a peer falls silent."""
+
+    def refresh(self, now: float, *, fresh_s: float) -> bool:
+        self.shipped.refresh(now, fresh_s=fresh_s)
+        return False
 
 
 # ------------------------------------------------------------------ disks that lose files of the log
@@ -277,6 +315,17 @@ def _lane_set(delegate: type[Delegate]) -> NodeRoles:
     return NodeRoles(lane_set=make)
 
 
+def _peers(delegate: type[Delegate]) -> NodeRoles:
+    def make() -> Any:
+        return delegate(Peers())
+
+    return NodeRoles(peers=make)
+
+
+def _core(roles: TwoPhaseRoles) -> NodeRoles:
+    return NodeRoles(lane=LaneRoles(core=roles))
+
+
 def _membership(delegate: type[Delegate]) -> NodeRoles:
     def make(node: Node) -> Any:
         return delegate(MembershipSteps(node))
@@ -353,6 +402,20 @@ NODE_MUTATIONS: Final[tuple[Mutation, ...]] = (
         _lane_set(LostLanesAreNew),
         plan=often("damage"),
     ),
+    _mutation(
+        "a quiet lane hides its cursor",
+        "a coordinator falls silent before the others know the cursor",
+        _core(TwoPhaseRoles(rules=lambda: CursorHidden(Rules()))),
+        strategy=TWO_PHASE,
+    ),
+    _mutation(
+        "a quiet lane hides its coordinator",
+        "who asks for the coordinator of a quiet lane is not told",
+        _core(TwoPhaseRoles(leadership=lambda state: CoordinatorHidden(Leadership(state)))),
+        strategy=TWO_PHASE,
+    ),
+    _mutation("an ended run is believed", "a quiet lane's coordinator outlives its process", _peers(EndedRunBelieved)),
+    _mutation("silence is not noticed", "a quiet lane of a dead peer stays quiet", _peers(SilenceUnnoticed)),
     _mutation("gone at once", "a peer is gone while it is a member", _membership(GoneAtOnce)),
     _mutation("gone in flight", "a removal counts before it is committed", _membership(GoneInFlight)),
     _mutation("ready at once", "a peer votes before it holds everything", _membership(ReadyAtOnce)),

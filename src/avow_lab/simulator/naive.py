@@ -61,6 +61,9 @@ class NaivePeer:
         self._keep(entry)
         self._effects.send_all(self._others(), Enqueue(0, self.cursor, 0, (entry,), 0, self.cursor))
 
+    def met(self, peer: int, *, run: int, version: int) -> None:
+        """A run is as good as another."""
+
     def receive(self, source: int, route: int, message: Message, now: float) -> None:  # noqa: ARG002
         if isinstance(message, Enqueue):
             if message.after == self.cursor and message.entries:

@@ -20,6 +20,7 @@ from avow.limits import WRITE_ID_WINDOW_COUNT
 from avow.node.records import Pace, PubSubBounds
 from avow.queue.commands import QueueCommand, RetentionRules, Strategy
 from avow.replication.tuning import Tuning
+from avow.wire.versions import FIRST, NEWEST
 
 MS: Final = 0.001
 
@@ -78,7 +79,16 @@ class Plan(Struct, frozen=True):
     bounds: PubSubBounds  # of a peer's memory of a pub-sub lane
     trims: bool  # whether clients of pub-sub queues trim
     round_s: float  # of housekeeping
+    old_peers: int  # these peers, from number 1 on, read only the first version of the protocol
     snapshot_delays: int  # factor for the delay of a snapshot: the peer that asked for it may have given up
+
+    @property
+    def level(self) -> int:
+        return FIRST if self.old_peers else NEWEST
+
+    def version(self, peer: int) -> int:
+        """The newest version of the protocol that the peer reads."""
+        return FIRST if peer <= self.old_peers else NEWEST
 
     @property
     def tuning(self) -> Tuning:
@@ -183,8 +193,14 @@ def _draw_faults(seed: int, *, strategy: str, peers: int) -> Plan:
         bounds=bounds,
         trims=trims,
         round_s=0.02 if stormy else 0.1,
+        old_peers=_draw_old_peers(Random(seed * 11 + 7), size),
         snapshot_delays=1,
     )
+
+
+def _draw_old_peers(rng: Random, peers: int) -> int:
+    """Mostly none. An upgrade ends with none, too, so those of the same release must not be rare."""
+    return 1 + int(rng.random() * peers) if rng.random() < 0.15 else 0
 
 
 def _draw_slots(rng: Random, plan: Plan) -> tuple[Slot, ...]:

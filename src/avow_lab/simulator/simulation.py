@@ -84,6 +84,7 @@ class Simulation:
         self.ledger.on_gone = self._switch_off
         self.world = world(plan, boot=self._boot, tracing=tracing)
         self.world.on_restart = self.ledger.restarted
+        self.world.on_met = self._check_trust
         self.world.founding_records = [SaveSnapshot(METADATA_LANE, self._founding_snapshot(), reset=True)]
         self._rotten: dict[int, Machine[Node]] = {}  # lane -> the machine whose old entries are damaged
         self._identities = {number: identity_of(number) for number in self.founders}
@@ -108,7 +109,7 @@ class Simulation:
         commands = tuple(slot.create(self.founders) for slot in self.plan.slots)
         for command in commands:
             self.ledger.add_initial_queue(command)
-        return founding_snapshot(self.founders, commands)
+        return founding_snapshot(self.founders, commands, level=self.plan.level)
 
     def _client(self, number: int) -> Client | PubSubClient:
         plan = self.plan
@@ -187,6 +188,7 @@ class Simulation:
             incarnation=world.number_run(machine, image.incarnation),
             image=image,
             founders=self.founders if machine.number in self.founders else (),
+            level=self.plan.level,
             disk=machine.store,
             rng=world.rng.random,
             tuning=self.plan.tuning,
@@ -263,6 +265,16 @@ class Simulation:
         assert node is not None
         voters = node.lanes[number].core.members.voters
         return len(self._holders(number, entry.position, entry).intersection(voters)) >= quorum(len(voters))
+
+    def _check_trust(self, peer: int, other: int) -> None:
+        """`peer` has just met a new run of the other: what the last run coordinated has no coordinator."""
+        node = self.world.machines[peer].replica
+        assert node is not None
+        believed = [number for number, lane in node.lanes.items() if lane.core.state.coordinator == other]
+        if believed:
+            raise Violation(
+                "trust", f"peer {peer} believes that a run of peer {other} that ended coordinates {believed}"
+            )
 
     def _holders(self, lane: int, position: int, entry: Entry | None) -> set[int]:
         return {

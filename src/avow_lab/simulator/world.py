@@ -46,6 +46,7 @@ class Replica(Protocol):
     answers: list[tuple[int, Answer]]
 
     def receive(self, source: int, route: int, message: Message, now: float) -> object: ...
+    def met(self, peer: int, *, run: int, version: int) -> None: ...
     def tick(self, now: float, now_ms: int) -> None: ...
     def persisted(self, proof: Synced) -> None: ...
     def disk_full(self, *, full: bool) -> None: ...
@@ -102,6 +103,7 @@ class World(Generic[R]):
         self.loss, self.duplicate = plan.loss, plan.duplicate
         self.on_answer: Callable[[int, Answer], None] = _ignore
         self.on_restart: Callable[[int], None] = _ignore
+        self.on_met: Callable[[int, int], None] = _ignore
         self.founding_records: list[Persist] = []  # what the founders' disks hold at the start
         self._heap: list[tuple[float, int, int, object, int, int, object, int, int]] = []
         self._sequence = 0
@@ -235,6 +237,10 @@ class World(Generic[R]):
             if source_run < machine.heard_run.get(source, 0):
                 return
             machine.heard_run[source] = source_run
+            replica.met(
+                source, run=source_run, version=min(self.plan.version(source), self.plan.version(machine.number))
+            )
+            self.on_met(machine.number, source)
         if self.now < machine.paused_until_s:
             self._sequence += 1
             at = machine.paused_until_s

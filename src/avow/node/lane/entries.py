@@ -30,9 +30,12 @@ class LaneHistory:
         main: Read | None,
         needed_from: Callable[[], int],
         missing_upto: int = 0,
+        on_damage: Callable[[], None] | None = None,
     ) -> None:
         """`main` reads the lane's own storage, `read` its history. `needed_from()`: the first entry that may be
-        read. `missing_upto`: of the entries up to there, the lane's own storage lacks some."""
+        read. `missing_upto`: of the entries up to there, the lane's own storage lacks some. `on_damage` is called when
+        a read found damage, and `wake_at` says now when to fetch the entries again."""
+        self._on_damage = on_damage
         self._core, self._main, self._needed_from = core, main, needed_from
         self._backfill = Backfill(
             lane=core.lane,
@@ -93,6 +96,8 @@ class LaneHistory:
             else:
                 backfill.history_damaged(self._needed_from())
                 self._keep()
+            if self._on_damage is not None:
+                self._on_damage()
             raise
         raise Offline(f"this peer is still copying entry {after + 1} of lane {self._core.lane}; read from another peer")
 

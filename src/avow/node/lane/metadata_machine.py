@@ -33,7 +33,7 @@ from avow.node.facts import (
     MembersChanged,
 )
 from avow.node.lane.requests import Write
-from avow.queue.commands import LaneEndCommand, LaneTrimCommand, decode_or_code
+from avow.queue.commands import LaneEndCommand, LaneTrimCommand, QueueCommand, decode_or_code
 from avow.queue.entry_outcome import EarlyRefusal, Known, Outcome
 from avow.queue.ledger import Writes
 from avow.queue.metadata_state import MetadataState
@@ -48,6 +48,7 @@ class MetadataMachine:
     def __init__(self, state: MetadataState, *, applied: int) -> None:
         self.state, self.applied = state, applied
         self.facts: list[Fact] = self.all_facts()  # not taken yet
+        self._changed_queues: list[str] = []  # names in entries that were applied, not taken yet
 
     @property
     def visible_end(self) -> int:
@@ -68,6 +69,9 @@ class MetadataMachine:
             self.facts.append(MembersChanged(state.voters, state.learners))
         elif kind == Kind.TRIM:
             self._tell_trim(entry)
+        elif kind == Kind.QUEUE:
+            command = decode_or_code(kind, entry.control, metadata=True)
+            self._changed_queues += [command.name] if isinstance(command, QueueCommand) else []
         self.facts += [LaneForgotten(number) for number in before if number not in state.lanes.by_number]
         if kind in _ORPHANING:
             self.facts += [LaneOrphaned(lane.number) for lane in state.orphans()]
@@ -88,6 +92,12 @@ class MetadataMachine:
 
     def take_facts(self) -> list[Fact]:
         taken, self.facts = self.facts, []
+        return taken
+
+    def take_changed_queues(self) -> list[str]:
+        """The names of queues that entries have created, changed or deleted since the last call. A snapshot replaces
+        the state itself."""
+        taken, self._changed_queues = self._changed_queues, []
         return taken
 
     def report_all(self) -> None:

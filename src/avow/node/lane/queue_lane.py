@@ -24,6 +24,7 @@ from avow.queue.records import Bounds, StoredFile
 from avow.queue.state import QueueState
 from avow.queue.write_ids import Coverage
 from avow.replication.effects import LaneImage
+from avow.replication.peers import Peers
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.core import TwoPhaseCore
 from avow.replication.two_phase.state import Read
@@ -55,11 +56,21 @@ class QueueLane:
         bounds: Bounds | None = None,
         coverage_sample_s: float = COVERAGE_SAMPLE_S,
         coverage_slack_s: float = COVERAGE_SLACK_S,
+        peers: Peers | None = None,
+        on_damage: Callable[[], None] | None = None,
         roles: LaneRoles = LANE_SHIPPED,
     ) -> None:
         """`bounds` applies to a new lane; a snapshot contains its own."""
         self.core = core = TwoPhaseCore(
-            me=me, lane=lane, image=image, rng=rng, tuning=tuning, now=now, read=read, roles=roles.core
+            me=me,
+            lane=lane,
+            image=image,
+            rng=rng,
+            tuning=tuning,
+            now=now,
+            read=read,
+            peers=peers,
+            roles=roles.core,
         )
         self.machine: QueueMachine = roles.queue(
             core,
@@ -68,7 +79,13 @@ class QueueLane:
             coverage=Coverage(every_s=coverage_sample_s),
             coverage_slack_s=coverage_slack_s,
             history=partial(
-                roles.history, core, image=history, read=read_history, main=read, missing_upto=image.unreadable_upto
+                roles.history,
+                core,
+                image=history,
+                read=read_history,
+                main=read,
+                missing_upto=image.unreadable_upto,
+                on_damage=on_damage,
             ),
         )
         self.history: LaneHistory = self.machine.history

@@ -241,6 +241,7 @@ class TwoPhaseLane:
 
     def abandon(self) -> None:
         """The queue was deleted: answer all waiting requests. The lane must not be used afterwards."""
+        self.core.abandon()
         self.writes.abandon()
         self.reads.abandon()
         self.replies.abandon()

@@ -16,6 +16,17 @@ committed entry. A log is cut in only two cases: at an entry that differs, and w
 There is one `LaneState`, and a role object for each line of the table above. The roles do not know each other: the core
 checks the ballot of each message, passes it to the right role, and changes the role.
 
+Heartbeats. The metadata lane sends one to each member in every interval, whatever its role, and so does a lane with a
+member of an older release. Any other lane is *quiet* when there is nothing to tell (decision 0031):
+
+    coordinator     settled: quiet. Otherwise it sends one to each peer that is heard and has not confirmed ballot and
+                    cursor, in every interval
+    follower        answers the coordinator's; says once what changed in its promise or cursor
+    of no coordinator   repeats that it knows none, or a Probe, after every claim delay
+
+A follower believes that its coordinator is alive while it hears its process, until that peer says otherwise, this peer
+promises to another, or a new run of that peer is met.
+
 Inputs are calls with the time as an argument; output is `drain()` (see `replication.effects` for the order in which it
 must be performed). Call `leadership` for what only a coordinator does: append, change the members, confirm reads.
 """
@@ -31,6 +42,7 @@ from avow.replication.durable import Synced
 from avow.replication.effect_buffer import EffectBuffer
 from avow.replication.effects import Effects, LaneImage
 from avow.replication.membership import Members
+from avow.replication.peers import Peers
 from avow.replication.tuning import Tuning
 from avow.replication.two_phase.claim import LOST, WON, Claim
 from avow.replication.two_phase.follower import Follower
@@ -75,9 +87,16 @@ class TwoPhaseCore:
         tuning: Tuning,
         now: float,
         read: Read | None = None,
+        peers: Peers | None = None,
+        may_be_quiet: bool = True,
         roles: TwoPhaseRoles = SHIPPED,
     ) -> None:
+        """`peers` is shared by all lanes of this peer. Without it the lane hears for itself, and is never quiet."""
         self.me, self.lane, self.tuning = me, lane, tuning
+        self._peers = peers if peers is not None else Peers()
+        self._may_be_quiet = may_be_quiet
+        self._quiet = False
+        self._quiet_as_of: tuple[Members | None, int] = (None, -1)
         self._rules: Rules = roles.rules()
         self.effects: EffectBuffer[Mark] = roles.effects()
         self.state = LaneState(
@@ -89,6 +108,7 @@ class TwoPhaseCore:
             read=read,
             rules=self._rules,
             effects=self.effects,
+            heard=self._peers.heard,
         )
         self.log, self.heard, self.accepted = self.state.log, self.state.heard, self.state.accepted
         self.follower: Follower = roles.follower(self.state)
@@ -98,7 +118,10 @@ class TwoPhaseCore:
         self._quorum_heard = -1e9  # a quorum of these voters, this peer included, was heard at this time or later
         self._quorum_of = self.log.members.voters
         self._beat_at = now
+        self._said = (-1, -1)  # (promised, committed) in the last heartbeat to all
+        self._cursor_sent = self.log.base
         self._claim_at = now + self._claim_delay()
+        self._in_doubt = False  # the process of a quiet lane's coordinator is silent
         self._on = self._handlers()
 
     def _handlers(self) -> dict[type, Callable[..., None]]:
@@ -131,16 +154,66 @@ class TwoPhaseCore:
         if now >= self._beat_at:
             self._beat_at = now + self.tuning.heartbeat_interval_s
             self._beat(now)
-        if self.role == FOLLOWER and now >= self._claim_at:
+        if self.role == FOLLOWER:
+            if self.state.coordinator and self.may_be_quiet:
+                self._watch_process(now)
+            elif now >= self._claim_at:
+                self._probe(now)
+
+    def _watch_process(self, now: float) -> None:
+        """The coordinator of a quiet lane is believed until its process was silent for the claim delay. A process that
+        was only late is believed again: nothing in the lane has changed."""
+        if self.live_coordinator(now):
+            self._in_doubt = False
+        elif not self._in_doubt:
+            self._in_doubt = True
+            self._claim_at = now + max(self._claim_delay() - self.tuning.heartbeat_fresh_s, 0.0)
+        elif now >= self._claim_at:
             self._probe(now)
 
     def wake_at(self) -> float:
-        """When `tick` has something to do, if nothing arrives until then."""
-        return min(self._beat_at, self._claim_at) if self.role == FOLLOWER else self._beat_at
+        """When `tick` has something to do, if nothing arrives until then and no peer falls silent or is heard again."""
+        if self.role != FOLLOWER:
+            fresh = self._peers.fresh
+            if self.role == COORDINATOR and self.may_be_quiet and self.leadership.is_settled(fresh):
+                return inf if self._is_quorum(fresh) else self._beat_at
+            return self._beat_at
+        if not self.may_be_quiet:
+            return min(self._beat_at, self._claim_at)
+        state = self.state
+        beat_at = self._beat_at if self._has_news or state.cursor_seen > state.committed else inf
+        return beat_at if state.coordinator in self._peers.fresh else min(beat_at, self._claim_at)
 
-    def claim_soon(self, now: float) -> None:
-        """Claim without the usual delay: a new lane has no coordinator."""
-        self._claim_at = now
+    @property
+    def may_be_quiet(self) -> bool:
+        """Whether all members take a silent lane's coordinator for alive."""
+        as_of = (self.log.members, self._peers.changes)
+        if self._quiet_as_of[0] is not as_of[0] or self._quiet_as_of[1] != as_of[1]:
+            self._quiet_as_of = as_of
+            self._quiet = self._may_be_quiet and self._peers.read_quiet_lanes(
+                peer for peer in self.log.members.everyone if peer != self.me
+            )
+        return self._quiet
+
+    def _is_quorum(self, others: Collection[int]) -> bool:
+        voters = self.log.members.voters
+        return sum(peer == self.me or peer in others for peer in voters) >= self._rules.quorum(len(voters))
+
+    @property
+    def _has_news(self) -> bool:
+        return self._said != (self.state.promised, self.state.committed)
+
+    def peer_restarted(self, peer: int, now: float) -> None:
+        """The last run of this peer has ended: what it said, and what it was told, does not hold any more."""
+        self.leadership.tell_again(peer)
+        if peer == self.state.coordinator:
+            self._lose_coordinator(now)
+
+    def claim_new(self) -> None:
+        """Claim without a delay and without a probe: a new lane has no coordinator. One of its founders calls this."""
+        state = self.state
+        if self.role == FOLLOWER and state.is_voter and not state.repairing and not state.full:
+            self._begin_claim()
 
     def persisted(self, proof: Synced) -> None:
         """The oldest outstanding effects are synced: the own copy counts from here on."""
@@ -157,7 +230,20 @@ class TwoPhaseCore:
     def drain(self) -> Effects | None:
         """Everything to do since the last call, or None."""
         state = self.state
+        if state.committed != self._cursor_sent:
+            self._send_cursor()
         return self.effects.drain((state.log.end, state.stamped))
+
+    def _send_cursor(self) -> None:
+        """The cursor reached the end of the log: no Enqueue follows that would carry it, and readers at other peers
+        wait for it."""
+        state = self.state
+        if self.role != COORDINATOR:
+            self._cursor_sent = state.committed
+        elif state.committed == state.log.end:
+            self._cursor_sent = state.committed
+            others = (peer for peer in self.log.members.everyone if peer != self.me)
+            self.effects.send_all(others, self._heartbeat())
 
     # ------------------------------------------------------------------ status
 
@@ -192,11 +278,19 @@ class TwoPhaseCore:
         return self.log.members
 
     def online(self, now: float) -> bool:
-        """Whether a quorum of voters, this peer included, was heard within the freshness time.
+        """Whether a quorum of voters, this peer included, was heard within the freshness time. Every write asks."""
+        return self._heard_quorum(now - self.tuning.heartbeat_fresh_s)
 
-        Every write asks. What was heard stays heard, so the last answer is computed again only when it may have
-        become wrong."""
-        oldest, voters = now - self.tuning.heartbeat_fresh_s, self.log.members.voters
+    def _may_stay(self, now: float) -> bool:
+        """The coordinator of a quiet lane refuses writes while it is offline, and stays until others may have
+        claimed: peers that are late for a moment must not cost each of a thousand lanes a claim."""
+        tuning = self.tuning
+        patience_s = max(tuning.heartbeat_fresh_s, tuning.claim_delay_s + tuning.claim_jitter_s)
+        return self._heard_quorum(now - (patience_s if self.may_be_quiet else tuning.heartbeat_fresh_s))
+
+    def _heard_quorum(self, oldest: float) -> bool:
+        """What was heard stays heard, so the last answer is computed again only when it may have become wrong."""
+        voters = self.log.members.voters
         if self._quorum_heard < oldest or voters is not self._quorum_of:
             me, heard = self.me, self.heard
             times = sorted([inf if peer == me else heard.get(peer, -1e9) for peer in voters], reverse=True)
@@ -209,8 +303,8 @@ class TwoPhaseCore:
         if self.role == COORDINATOR:
             return self.me
         state = self.state
-        heard_lately = now - state.coordinator_heard < self.tuning.heartbeat_fresh_s
-        return state.coordinator if heard_lately else 0
+        heard_at = self.heard.get(state.coordinator, -1e9) if self.may_be_quiet else state.coordinator_heard
+        return state.coordinator if now - heard_at < self.tuning.heartbeat_fresh_s else 0
 
     def stored_by(self, position: int) -> tuple[int, ...]:
         """Peers known to hold the entry at `position`."""
@@ -229,7 +323,14 @@ class TwoPhaseCore:
         self._claim_at = now + self._claim_delay()
         state.lose_coordinator()
         if not state.is_voter or state.repairing or state.full:
+            if self.may_be_quiet:
+                self._say()
             return
+        if self._may_be_quiet:
+            if not self._peers.may_claim(self.lane):
+                self._claim_at = now + state.rng() * self.tuning.claim_jitter_s
+                return
+            self._peers.claiming.add(self.lane)
         self.role = PROBING
         if self.claim.probe():
             self._begin_claim()
@@ -240,6 +341,7 @@ class TwoPhaseCore:
 
     def _lead(self) -> None:
         self.role = COORDINATOR
+        self._peers.claiming.discard(self.lane)
         self.state.coordinate()
         self.claim.give_up()
         self.leadership.begin()
@@ -247,10 +349,22 @@ class TwoPhaseCore:
     def _step_down(self, now: float) -> None:
         """Become a follower."""
         self.role = FOLLOWER
+        self._said = (-1, -1)  # it may have been told that this peer coordinates
+        self._peers.claiming.discard(self.lane)
         self.state.lose_coordinator()
         self.claim.give_up()
         self.leadership.end()
         self._claim_at = now + self._claim_delay()
+
+    def _lose_coordinator(self, now: float) -> None:
+        """It does not coordinate any more: claim after a while, unless another one is heard."""
+        self.state.lose_coordinator()
+        if self.may_be_quiet:  # otherwise every heartbeat has put the claim off
+            self._claim_at = max(self._claim_at, now + self._claim_delay())
+
+    def abandon(self) -> None:
+        """The lane was dropped."""
+        self._peers.claiming.discard(self.lane)
 
     def _follow_claim(self, outcome: int, now: float) -> None:
         if outcome == WON:
@@ -264,16 +378,33 @@ class TwoPhaseCore:
     def _beat(self, now: float) -> None:
         state = self.state
         if self.role == COORDINATOR:
-            if state.full or not self.online(now) or not self.leadership.is_member:
+            if state.full or not self._may_stay(now) or not self.leadership.is_member:
                 self._step_down(now)
+            elif self.may_be_quiet and not self.online(now):
+                self._beat_at = now + max(self.tuning.heartbeat_interval_s, self.tuning.claim_jitter_s)
             else:
                 self.leadership.resend()
         elif self.role != FOLLOWER:
             self._follow_claim(self.claim.press(), now)
         else:
             self.follower.ask_for_repair(now)
-        beat = Heartbeat(state.promised, self.role == COORDINATOR, state.committed)
-        self.effects.send_all((peer for peer in self.log.members.everyone if peer != self.me), beat)
+        if not self.may_be_quiet:
+            self._say()
+        elif self.role == COORDINATOR:
+            self.effects.send_all(self.leadership.untold(self._peers.fresh), self._heartbeat())
+        elif self._has_news:
+            self._say()
+
+    def _heartbeat(self) -> Heartbeat:
+        """Of a lane that may be quiet, a peer that knows no coordinator must not seem to confirm one."""
+        state = self.state
+        knows = state.coordinator or not self.may_be_quiet
+        return Heartbeat(state.promised if knows else 0, self.role == COORDINATOR, state.committed)
+
+    def _say(self) -> None:
+        """A heartbeat to every other member."""
+        self._said = (self.state.promised, self.state.committed)
+        self.effects.send_all((peer for peer in self.log.members.everyone if peer != self.me), self._heartbeat())
 
     # ------------------------------------------------------------------ messages of a coordinator
 
@@ -299,6 +430,7 @@ class TwoPhaseCore:
         if self.role != FOLLOWER:
             self._step_down(now)
         self.state.hear_coordinator(source, now)
+        self._in_doubt = False
         self._claim_at = now + self._claim_delay()
 
     def _on_enqueue(self, source: int, message: Enqueue, now: float) -> None:
@@ -319,13 +451,16 @@ class TwoPhaseCore:
         state = self.state
         state.report(source, message.cursor)
         if not message.coordinating:
+            self.leadership.on_said(source, ballot=message.ballot, cursor=message.cursor)
             if source == state.coordinator:
-                state.lose_coordinator()
+                self._lose_coordinator(now)
         elif message.ballot < state.promised:
             self.effects.send(source, Nack(message.ballot, state.promised))
         else:
             self._hear_coordinator(source, now)
             self.follower.on_heartbeat(source, message)
+            if self.may_be_quiet and message.ballot == state.promised and not state.repairing:
+                self.effects.send(source, self._heartbeat())
 
     def _on_confirm(self, source: int, message: Confirm, now: float) -> None:
         promised = self.state.promised
@@ -339,6 +474,9 @@ class TwoPhaseCore:
     # ------------------------------------------------------------------ claims, and answers to them
 
     def _on_probe(self, source: int, message: Probe, now: float) -> None:
+        if source == self.state.coordinator:
+            self._lose_coordinator(now)
+        self.leadership.tell_again(source)
         hears = self.live_coordinator(now) not in (0, source)
         hears = hears or source not in self.log.members.voters  # a peer that was removed and does not know it yet
         self.effects.send(source, ProbeAnswer(message.ballot, hears, self.state.promised))
@@ -350,6 +488,7 @@ class TwoPhaseCore:
             return
         if ballot > promised:
             self._promise(ballot, now)
+            self.state.lose_coordinator()
         self.follower.say_promised(source, ballot)
 
     def _on_probe_answer(self, source: int, message: ProbeAnswer, _now: float) -> None:

@@ -22,7 +22,7 @@ that this quorum had promised no higher ballot when the read began. Reads that a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from avow.errors import DiskFull, MembershipBusy, Offline
@@ -88,11 +88,15 @@ SNAPSHOT_TICKS: Final = 20  # heartbeats more before a snapshot, which may be la
 class Progress:
     """The log of another peer, as far as the coordinator knows it."""
 
-    __slots__ = ("_unanswered", "match", "next", "peer", "probing", "sent_to", "stalled_ticks", "stamped", "unanswered")
+    __slots__ = (
+        "_unanswered", "confirmed", "match", "next", "peer", "probing", "sent_to", "stalled_ticks", "stamped",
+        "unanswered",
+    )  # fmt: skip
 
     def __init__(self, peer: int, *, next_: int) -> None:
         self.peer = peer
         self.match = 0
+        self.confirmed = -1  # the cursor in its last heartbeat under this ballot; -1: it must be told again
         self.next = next_
         self.sent_to = next_
         self.stamped = False
@@ -344,6 +348,41 @@ class Leadership:
             return  # a late message: the peer has stored more since
         if progress.step_back(min(message.committed, self._state.log.end)):
             self._feed(progress)
+
+    # ------------------------------------------------------------------ who knows what
+
+    def on_said(self, source: int, *, ballot: int, cursor: int) -> None:
+        """A follower's heartbeat."""
+        progress = self.progress.get(source)
+        if progress is not None:
+            progress.confirmed = cursor if ballot == self.ballot else -1
+
+    def tell_again(self, peer: int) -> None:
+        """It does not know this coordinator."""
+        if peer in self.progress:
+            self.progress[peer].confirmed = -1
+
+    def untold(self, fresh: Collection[int]) -> list[int]:
+        """Peers that are heard and have not confirmed this ballot and its whole log."""
+        end, cursor = self._state.log.end, self._state.committed
+        return [
+            progress.peer
+            for progress in self.progress.values()
+            if progress.peer in fresh
+            and not (
+                progress.stamped
+                and progress.match >= end
+                and progress.next >= end
+                and self._rules.is_told(confirmed=progress.confirmed, cursor=cursor)
+            )
+        ]
+
+    def is_settled(self, fresh: Collection[int]) -> bool:
+        """Nothing is in flight, and every peer that is heard knows all there is to know."""
+        state = self._state
+        return state.committed == state.log.end and not self.reads.in_progress and not self.untold(fresh)
+
+    # ------------------------------------------------------------------ the cursor
 
     def quorum_cursor(self) -> int:
         """The position up to which a quorum has synced. The own copy counts once this ballot's stamp is synced too."""

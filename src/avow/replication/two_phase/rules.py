@@ -45,6 +45,10 @@ class Rules:
         """A copy counts only on a stamped peer: a claim looks for committed entries only there."""
         return stamped
 
+    def is_told(self, *, confirmed: int, cursor: int) -> bool:
+        """A peer needs no more heartbeats once it said, under this ballot, that it has the whole committed log."""
+        return confirmed >= cursor
+
     def known_committed(self, *, cursor: int, matched: int, persisted: int) -> int:
         """How far a follower may move its cursor: only over entries that match the coordinator's log and are synced.
 

@@ -184,7 +184,9 @@ class LaneState:
         read: Read | None,
         rules: Rules,
         effects: EffectBuffer[Mark],
+        heard: dict[int, float],
     ) -> None:
+        """`heard`: the time of each peer's last message, which the lanes of this peer may share."""
         self.me, self.lane, self.tuning = me, lane, tuning
         self.rng, self.rules, self.effects = rng, rules, effects
         self.promised, self.stamped = image.promised, image.stamped
@@ -200,7 +202,7 @@ class LaneState:
         self.told = 0
         self.coordinator = 0  # the last one heard
         self.coordinator_heard = -1e9
-        self.heard: dict[int, float] = {}
+        self.heard = heard
         self.accepted: dict[int, int] = {}  # peer -> the cursor it reported
         self.cursor_seen = 0  # the highest committed cursor that any peer reported
         if image.damaged_from and self.stamped != REPAIRING:

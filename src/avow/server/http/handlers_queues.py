@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator, Iterable
+from itertools import chain, repeat
 from typing import Final
 
-from avow.errors import Forbidden, InvalidRequest
-from avow.limits import INTERNAL_QUEUE_PREFIX, PIPELINES_QUEUE
+from avow.errors import Forbidden, InvalidRequest, TooMany
+from avow.limits import INTERNAL_QUEUE_PREFIX, PIPELINES_QUEUE, TWO_PHASE_LANES_COUNT
 from avow.node.answers import Done
 from avow.node.lane.two_phase_lane import Write
 from avow.queue.commands import LaneTrimCommand, QueueCommand, RetentionRules, TrimCommand, encode
@@ -25,8 +27,8 @@ from avow.server.http.error_reply import reply_of_answer
 from avow.server.http.request import HttpRequest
 from avow.wire.messages import Kind
 
-_WRITABLE_EVERY_S: Final = 0.02
-_WRITABLE_TRIES: Final = 100
+_WAIT_S: Final = 2.0
+_LOOK_S: Final = (0.002, 0.004, 0.008, 0.016)  # pauses between looks; the last is repeated
 
 
 def list_queues(api: Api, request: HttpRequest, asked: schemas.ListParameters, content: None) -> None:  # noqa: ARG001
@@ -172,6 +174,7 @@ def _check_new(api: Api, wanted: schemas.NewQueue) -> None:
         raise InvalidRequest(
             "a pub-sub queue has a lane for each run of each voter; nothing was created. Leave out `lanes` and `peers`"
         )
+    check_room(api.node.metadata.state.queues(), wanted)
     others = sorted(set(wanted.peers) - set(api.node.metadata.state.voters))
     if others:
         raise InvalidRequest(
@@ -179,21 +182,32 @@ def _check_new(api: Api, wanted: schemas.NewQueue) -> None:
         )
 
 
+def check_room(queues: Iterable[Queue], wanted: schemas.NewQueue) -> None:
+    """Raises TooMany. Two creations at the same moment may go a little beyond the limit."""
+    if wanted.strategy != "two-phase":
+        return
+    held = sum(queue.lanes for queue in queues if queue.strategy == "two-phase" and queue.name != wanted.name)
+    if held + wanted.lanes > TWO_PHASE_LANES_COUNT:
+        raise TooMany(
+            f"the two-phase queues have {held} lanes, and a cluster may have {TWO_PHASE_LANES_COUNT}; nothing was "
+            "created. Delete queues, or ask for fewer lanes"
+        )
+
+
 async def _until_all_peers_applied(api: Api) -> None:
     """Waits until all reachable peers have the deletion: a peer without it would still accept writes to the queue."""
     metadata, known = api.node.metadata, api.node.metadata.applied
-    for _ in range(_WRITABLE_TRIES):
+    async for _ in _looks():
         core, oldest = metadata.core, api.peer.now() - metadata.core.tuning.heartbeat_fresh_s
         others = [peer for peer in core.members.everyone if peer != core.me and core.heard.get(peer, 0.0) >= oldest]
         if all(core.accepted.get(peer, 0) >= known for peer in others):
             return
-        await asyncio.sleep(_WRITABLE_EVERY_S)
 
 
 async def _until_writable(api: Api, queue: Queue) -> None:
     """Waits until each lane has a coordinator or an owner, and so accepts writes."""
     node = api.node
-    for _ in range(_WRITABLE_TRIES):
+    async for _ in _looks():
         held = node.pubsub.get(queue.name)
         lanes = [node.lanes.get(queue.first_lane + index) for index in range(queue.lanes)] if held is None else []
         now = api.peer.now()
@@ -204,7 +218,17 @@ async def _until_writable(api: Api, queue: Queue) -> None:
             and all(lane is None or lane.core.live_coordinator(now) for lane in lanes)
         ):
             return
-        await asyncio.sleep(_WRITABLE_EVERY_S)
+
+
+async def _looks() -> AsyncIterator[None]:
+    """Soon at first, because most of what is waited for takes a few milliseconds."""
+    waited_s = 0.0
+    for pause_s in chain(_LOOK_S, repeat(_LOOK_S[-1])):
+        yield
+        if waited_s >= _WAIT_S:
+            return
+        await asyncio.sleep(pause_s)
+        waited_s += pause_s
 
 
 def _rules(retention: schemas.Retention) -> RetentionRules:
