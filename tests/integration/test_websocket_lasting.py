@@ -43,6 +43,26 @@ def test_idle_sockets_stay_open_while_both_ends_live(loop: str) -> None:
 
 
 @both_loops
+def test_a_socket_that_is_not_read_on_purpose_is_not_taken_for_a_silent_one(loop: str) -> None:
+    async def play() -> None:
+        server, client = Keeper(), Keeper()
+        async with standing_alone(server, patience=STEADY) as url:
+            dialled = await dial(url, client, timeout_s=60, patience=STEADY)
+            await until(lambda: server.socket)
+            assert server.socket is not None
+            server.socket.pause_reading()
+            dialled.send([b"one"])
+            await asyncio.sleep(2.5 * STEADY.silent_s)  # time passing is what this is about
+            assert server.packets == server.reasons == []
+            server.socket.resume_reading()
+            await until(lambda: server.packets == [b"one"])
+            dialled.abort()
+            await until(lambda: server.reasons and client.reasons)
+
+    run(loop, play())
+
+
+@both_loops
 def test_a_vanished_server_is_detected_by_a_ping(loop: str) -> None:
     heard = bytearray()
 
