@@ -25,8 +25,9 @@ simulate: install       ## simulate clusters with queues of both strategies and 
 	@$(BIN)/avow simulate --strategy two-phase --seeds 300 $(ARGS)
 	@$(BIN)/avow simulate --strategy pub-sub --seeds 300 $(ARGS)
 
-mutants: install        ## break every rule on purpose, one at a time, and see it noticed
+mutants: install        ## break every rule on purpose, one at a time, and see it noticed; then some in real processes
 	@$(BIN)/avow simulate --mutations $(ARGS)
+	@$(BIN)/python -m avow_lab.campaigns.peers.mutants
 
 channel: install        ## the channel's state machine at full length: 3,000 runs of 80 steps
 	@AVOW_CHANNEL_EXAMPLES=3000 $(BIN)/pytest -q tests/simulation/test_channel_machine.py

@@ -38,6 +38,7 @@ LEFT_OPEN = "unclosed resource"  # as uvloop says it
 LONGEST_FIRST = (
     "docs/test_spark_pages.py",
     "integration/test_prove.py",
+    "integration/test_prove_mutants.py",
     "contract/pledges/test_pledge_store.py",
     "spark/test_ways.py",
     "integration/test_webchannel_clients.py",

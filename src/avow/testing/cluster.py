@@ -30,7 +30,7 @@ import msgspec
 from avow.errors import InvalidRequest, Offline, UnknownPeer
 from avow.server import check_installed
 from avow.testing.cluster_ports import Ports
-from avow.testing.cluster_process import START_S, PeerProcess, Serving
+from avow.testing.cluster_process import SERVE, START_S, PeerProcess, Serving
 from avow.testing.cluster_wait import wait_until
 from avow.transport.blocking import connection_to
 from avow.wire.http import Lost
@@ -44,7 +44,8 @@ REQUEST_S: Final = 10.0
 class LocalCluster:
     """`api_ports` and `link_ports` set the founders' ports; by default free ones are used. `settings` are flags of
     `avow serve` for every peer. A given folder is kept, a temporary one is removed at the end. `code` is the version
-    that the founders run at first, by default the installed one; `process(number).code` may be changed between runs."""
+    that the founders run at first, by default the installed one; `process(number).code` may be changed between runs.
+    `program`, set before the start, is what peers run in place of `avow serve`, with its flags."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class LocalCluster:
         self.folder = Path(tempfile.mkdtemp(prefix="avow-")) if folder is None else Path(folder).absolute()
         self.settings = dict(settings or {})
         self.token, self.ca, self.code = token, ca, code
+        self.program: Sequence[str] = SERVE
         self.ports = Ports()
         self._hosts = dict(hosts or {})
         self._prefix = prefix or (lambda _: ())
@@ -167,7 +169,7 @@ class LocalCluster:
         place = folder or self.folder / f"joining-{self.ports.take()}"
         api, link = (f"{LOOPBACK}:{self.ports.take()}" for _ in range(2))
         flags = {"listen": api, "peer_listen": link, "join": self._join_address(0), **self.settings, **(settings or {})}
-        process = PeerProcess(folder=place, flags=flags, token=self.token)
+        process = PeerProcess(folder=place, flags=flags, token=self.token, program=self.program)
         process.start()
         try:
             number = process.wait_serving(timeout_s).number
@@ -260,7 +262,14 @@ class LocalCluster:
             **self.settings,
         }
         prefix = self._prefix(number)
-        return PeerProcess(folder=self.data(number), flags=flags, prefix=prefix, token=self.token, code=self.code)
+        return PeerProcess(
+            folder=self.data(number),
+            flags=flags,
+            prefix=prefix,
+            token=self.token,
+            code=self.code,
+            program=self.program,
+        )
 
     def _address(self, number: int, ports: Sequence[int]) -> str:
         host = self._hosts.get(number, LOOPBACK)

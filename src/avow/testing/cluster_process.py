@@ -33,6 +33,7 @@ STOP_S: Final = 60.0
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 LOG_TAIL_LINES: Final = 5
+SERVE: Final = ("-m", "avow.cli", "serve")
 
 _spawner: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="avow-cluster")
 
@@ -62,10 +63,11 @@ class Child(Protocol):
 class PeerProcess:
     """`flags` and `code` may change between runs, folder and log may not.
 
-    `code` is the folder with the packages of another version to run; None runs the installed version.
+    `code` is the folder with the packages of another version to run; None runs the installed version. `program` is
+    what the interpreter runs with the flags of `avow serve`.
     """
 
-    __slots__ = ("_process", "code", "flags", "folder", "log", "out", "prefix", "runs", "serving", "token")
+    __slots__ = ("_process", "code", "flags", "folder", "log", "out", "prefix", "program", "runs", "serving", "token")
 
     def __init__(
         self,
@@ -75,8 +77,10 @@ class PeerProcess:
         prefix: Sequence[str] = (),
         token: str = "",
         code: Path | None = None,
+        program: Sequence[str] = SERVE,
     ) -> None:
         self.folder = folder
+        self.program = tuple(program)
         self.token = token
         self.code = code
         self.flags = dict(flags)
@@ -169,7 +173,7 @@ class PeerProcess:
     def _command(self) -> list[str]:
         bind = shutil.which("setpriv")
         bound = [bind, "--pdeathsig", "KILL", "--"] if bind and sys.platform == "linux" else []
-        return [*self.prefix, *bound, sys.executable, "-m", "avow.cli", "serve", *self.words()]
+        return [*self.prefix, *bound, sys.executable, *self.program, *self.words()]
 
     def words(self) -> list[str]:
         """Its flags in the form of a command line."""

@@ -12,9 +12,10 @@ import typer
 
 from avow.errors import NotInstalled
 from avow_lab.campaigns.harness.campaign import draw_seed
-from avow_lab.campaigns.harness.reporting import Flags, Scenario, run
+from avow_lab.campaigns.harness.reporting import Flags, Scenario, choose_one, run
 from avow_lab.campaigns.peers.faults import KINDS
 from avow_lab.campaigns.pledges.runs import DATABASES, RUNS, STORES
+from avow_lab.mutations.peers import MUTATION_NAMES
 
 NEED_SPARK: Final = ("chain", "spark")
 
@@ -76,14 +77,19 @@ def prove_command(
     damage: Annotated[
         bool, typer.Option("--damage", help="Lose every kind of file, in every way, on a peer while another is away.")
     ] = False,
+    mutation: Annotated[
+        str,
+        typer.Option(help=f"Break one rule of the peers, which the campaign must find: {', '.join(MUTATION_NAMES)}."),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run real peers under load, inject faults, heal them, and check the whole history of every client.
 
-    Peers are killed with -9, paused, cut off, slowed, filled up, damaged on disk, added and removed. Then the campaign
-    checks that nothing acknowledged is lost, doubled or moved, that every message was sent, expected cursors, real
-    time, monotonic reads, whole transactions, and that all peers agree. Exit codes: 0 all promises held, 1 a promise
-    was broken, 2 the campaign could not run.
+    Peers are killed with -9, paused, stalled, cut off, slowed, filled up, damaged on disk, added and removed, while
+    clients stream, let transactions expire, read slowly and create many queues. Then the campaign checks that nothing
+    acknowledged is lost, doubled or moved, that every message was sent, expected cursors, real time, monotonic reads,
+    whole transactions, and that all peers agree. Exit codes: 0 all promises held, 1 a promise was broken, 2 the
+    campaign could not run.
 
     With --damage one peer is stopped, the others go on and are killed, and one of these loses a file: deleted,
     shortened, zeroed, swapped, an old copy, or changed. It starts first with the peer that was away; the others follow.
@@ -111,6 +117,7 @@ def prove_command(
         store=store,
         database=database,
         plant=plant,
+        mutation=choose_one("--mutation", mutation, MUTATION_NAMES) if mutation else "",
         as_json=as_json,
     )
     chosen = {"spark": spark, "chain": chain, "pledges": pledges}

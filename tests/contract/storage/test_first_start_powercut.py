@@ -15,6 +15,7 @@ from avow.server.peer_registry import KnownPeer, PeerRegistry
 from avow.server.serve import is_begun
 from avow.storage.data_folder import claim_identity, make_folders, read_identity
 from avow.storage.file_store import FileStore
+from avow.storage.files import Files
 from avow.wire.record import Buffer
 from avow_lab.simulator.power_cut import Event, RecordedFiles
 
@@ -75,9 +76,9 @@ class Below:
         return ""
 
 
-def start(disk: RecordedFiles) -> tuple[FileStore, int]:
+def start(disk: RecordedFiles, *, make: Callable[[Files, Sequence[str]], None] = make_folders) -> tuple[FileStore, int]:
     """What `avow serve` does before it listens. Returns the store and the number of the last run."""
-    make_folders(disk, ABOVE)
+    make(disk, ABOVE)
     files = Below(disk, "/".join(ABOVE))
     known = read_identity(files)
     first = known is None or not is_begun(files)
@@ -104,6 +105,12 @@ def kept(event: Event) -> int:
     return event.size
 
 
+def make_without_sync(files: Files, names: Sequence[str]) -> None:
+    """Mutation: the folder above each new one is not synced."""
+    for number in range(len(names)):
+        files.make_folder("/".join(names[: number + 1]))
+
+
 def anything(random: Random) -> Callable[[Event], int]:
     return lambda event: int(random.random() * (event.size + 1))
 
@@ -116,6 +123,17 @@ def test_what_was_acknowledged_in_the_first_run_survives_a_power_cut_of_everythi
     found, run = start(disk.cut(lost))
     assert run == 1, "this is not its first run"
     assert found.read(1, after=0, max_entries=9, max_bytes=999)
+
+
+def test_folders_that_are_not_synced_are_noticed() -> None:
+    """The kill of a process cannot show it, so no campaign with real peers does; a power cut does."""
+    disk = RecordedFiles()
+    store, _ = start(disk, make=make_without_sync)
+    store.write([SaveEntries(1, (entry(1),))], ignore)
+    store.sync()
+    found, run = start(disk.cut(lost))
+    assert run == 0, "everything is gone, with the folder"
+    assert not found.read(1, after=0, max_entries=9, max_bytes=999)
 
 
 @pytest.mark.parametrize("seed", range(6))

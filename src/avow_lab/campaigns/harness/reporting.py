@@ -51,6 +51,7 @@ class Flags(Struct, frozen=True, kw_only=True):
     store: str
     database: str
     plant: str
+    mutation: str
     as_json: bool
 
 

@@ -11,18 +11,19 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from avow.client.client import Client, connect
+from avow.client.client import Client
 from avow.errors import Offline
 from avow_lab.campaigns.harness import campaign
+from avow_lab.campaigns.harness.peer_program import program
 from avow_lab.campaigns.peers.checker import check
-from avow_lab.campaigns.peers.client_session import PLANS, Plan, Session
+from avow_lab.campaigns.peers.client_session import PLANS, Emphasis, Plan, Session
 from avow_lab.campaigns.peers.faults import KINDS, Faults
 from avow_lab.campaigns.peers.history import FinalLane, History, Op, Outcome
 from avow_lab.campaigns.peers.namespaces import why_not
@@ -38,6 +39,7 @@ from avow_lab.campaigns.peers.verdict import (
     refusals_of,
     resumed_of,
 )
+from avow_lab.mutations.peers import broken_clients
 
 SESSIONS_PER_QUEUE: Final = 4
 QUIET_S: Final = 60.0
@@ -46,7 +48,8 @@ TROUBLES_KEPT: Final = 20
 
 class Options(campaign.Options, frozen=True, kw_only=True):
     """`plot` empty: none. `code`: the folder of another version's packages, which peers run until a script replaces
-    them; empty: this version. `client_timeout_s`: a write without an answer for so long counts as unknown."""
+    them; empty: this version. `client_timeout_s`: a write without an answer for so long counts as unknown. `mutation`:
+    the rule that is broken on purpose (`avow_lab.mutations.peers`); empty: none."""
 
     seconds: float = 60.0
     peers: int = 3
@@ -56,6 +59,7 @@ class Options(campaign.Options, frozen=True, kw_only=True):
     plot: str = ""
     code: str = ""
     client_timeout_s: float = 8.0
+    mutation: str = ""
 
 
 class Progress(Struct, frozen=True):
@@ -85,7 +89,11 @@ class PeerCampaign:
         self._options, self._folder, self._script = options, folder, script
         network, self._network_note = choose_network(options.network)
         self._testbed = Testbed(peers=options.peers, folder=folder, network=network)
-        self._testbed.cluster.code = Path(options.code) if options.code else None
+        if options.code:
+            self._testbed.cluster.code = Path(options.code)
+        else:
+            self._testbed.cluster.program = program(options.mutation)
+        self._resources = ExitStack()
         self._history = History(time.monotonic_ns, path=folder / "history.jsonl")
         self._plans = [plan for plan in PLANS if options.strategy in ("", plan.strategy)]
         self._troubles: list[str] = []
@@ -97,15 +105,25 @@ class PeerCampaign:
         lanes = [
             (plan.name, lane) for plan in self._plans if plan.strategy == "two-phase" for lane in range(plan.lanes)
         ]
+        self._emphasis = Emphasis()
         self._faults = Faults(
-            self._testbed, kinds=options.faults, seed=options.seed, lanes=lanes, clock_ns=time.monotonic_ns
+            self._testbed,
+            kinds=options.faults,
+            seed=options.seed,
+            lanes=lanes,
+            clock_ns=time.monotonic_ns,
+            seconds=options.seconds,
+            emphasis=self._emphasis,
+            history=self._history,
         )
 
     def close(self) -> None:
+        self._resources.close()
         self._history.close()
         self._testbed.close()
 
     def start(self) -> None:
+        self._resources.enter_context(broken_clients(self._options.mutation))
         self._testbed.start()
 
     def inject_faults(self) -> None:
@@ -161,15 +179,20 @@ class PeerCampaign:
         for number in range(SESSIONS_PER_QUEUE * len(self._plans)):
             client = await clients.enter_async_context(await self._connect())
             plan = self._plans[number % len(self._plans)]
-            sessions.append(
-                Session(number, plan, client, self._history, seed=self._options.seed, troubles=self._troubles)
+            session = Session(
+                number,
+                plan,
+                client,
+                self._history,
+                seed=self._options.seed,
+                troubles=self._troubles,
+                emphasis=self._emphasis,
             )
+            sessions.append(session)
         return sessions
 
     async def _connect(self) -> Client:
-        cluster = self._testbed.cluster
-        timeout_s = self._options.client_timeout_s
-        return await connect(cluster.addresses, token=cluster.token or None, ca=cluster.ca or None, timeout_s=timeout_s)
+        return await self._testbed.connect(timeout_s=self._options.client_timeout_s)
 
     # ------------------------------------------------------------------ the verdict
 
@@ -177,7 +200,7 @@ class PeerCampaign:
         self._phase = "reading every lane from every peer"
         final = read_everything(self._testbed, self._plans)
         self._phase = "checking"
-        findings = check(self._history.ops, final)
+        findings = check(self._history.ops, final, one_outcome=not self._options.code)
         ops, faults = self._history.ops, self._faults.performed
         checked, violations = counts_of(findings)
         verdict = Verdict(

@@ -10,8 +10,9 @@ that request comes after one that had not been requested yet.
 A transaction is there as a whole and in one piece, or not at all. It is some staged batches and a decision. If its
 publish was acknowledged, every acknowledged staged batch is there, within the acknowledged versions, in the order
 staged and without gaps. If it was not published, or was discarded, none of it is there. A publish without an answer may
-have happened; then all of it is there. Each lane decides alone, so an unanswered or refused publish of several lanes
-may have reached some of them: each lane is checked alone.
+have happened; then all of it is there. That holds over all lanes of the transaction: if it is in one of them, every
+acknowledged staged batch is there, whichever lane it was staged in. In a cluster whose level is below 2 each lane
+decides alone, so each is checked alone (`one_outcome` false).
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class Transaction:
         """No publish can have happened."""
         if any(op.outcome is Outcome.DONE for op in self.discards):
             return True
-        if len(self.lanes) > 1:
-            return not self.publishes
         return all(op.outcome is Outcome.REFUSED for op in self.publishes)
 
 
-def check_transactions(ops: Iterable[Op], placement: Placement, findings: Findings) -> None:
+def check_transactions(
+    ops: Iterable[Op], placement: Placement, findings: Findings, *, one_outcome: bool = True
+) -> None:
     for transaction in _by_transaction(ops):
         findings.check(Anomaly.TORN)
         by_lane: dict[int, list[Run]] = defaultdict(list)
@@ -62,8 +63,11 @@ def check_transactions(ops: Iterable[Op], placement: Placement, findings: Findin
             check_once(op, runs, placement, findings)
             for run in runs:
                 by_lane[run.lane].append(run)
-        if by_lane and transaction.impossible:
+        alone = not one_outcome and len(transaction.lanes) > 1
+        if by_lane and transaction.impossible and not (alone and transaction.publishes):
             _report(placement, findings, Anomaly.PHANTOM, transaction, "was not published and is there", by_lane)
+        if by_lane and not alone:
+            _check_one_outcome(transaction, by_lane, placement, findings)
         _check_acknowledged(transaction, by_lane, placement, findings)
         for lane, runs in by_lane.items():
             _check_piece(transaction, lane, runs, placement, findings)
@@ -99,6 +103,19 @@ def _check_acknowledged(
         if (min(run.version for run in runs), max(run.last for run in runs)) != (first, last):
             what = f"was acknowledged at versions {first}-{last} of lane {lane} and is elsewhere"
             _report(placement, findings, Anomaly.REORDERED, transaction, what, by_lane)
+
+
+def _check_one_outcome(
+    transaction: Transaction, by_lane: dict[int, list[Run]], placement: Placement, findings: Findings
+) -> None:
+    missing = {
+        op.lane
+        for op in transaction.stages
+        if op.outcome is Outcome.DONE and op.number not in placement.runs and op.lane not in by_lane
+    }
+    if missing:
+        what = f"is there, and is not in lanes {sorted(missing)}"
+        _report(placement, findings, Anomaly.TORN, transaction, what, by_lane)
 
 
 def _check_piece(
@@ -139,8 +156,9 @@ def _report(
 # ---------------------------------------------------------------------- the whole history
 
 
-def check(ops: Sequence[Op], final: Sequence[FinalLane]) -> Findings:
-    """`final` holds one entry for each lane that each peer shows; peers that were removed are left out."""
+def check(ops: Sequence[Op], final: Sequence[FinalLane], *, one_outcome: bool = True) -> Findings:
+    """`final` holds one entry for each lane that each peer shows; peers that were removed are left out. `one_outcome`:
+    a transaction over several lanes has one outcome."""
     findings = Findings()
     by_number = {op.number: op for op in ops}
     by_queue: dict[str, list[Op]] = defaultdict(list)
@@ -150,16 +168,22 @@ def check(ops: Sequence[Op], final: Sequence[FinalLane]) -> Findings:
     for copy in final:
         copies[copy.queue].append(copy)
     for queue in sorted(by_queue.keys() | copies.keys()):
-        _check_queue(queue, by_queue[queue], copies[queue], by_number, findings)
+        _check_queue(queue, by_queue[queue], copies[queue], by_number, findings, one_outcome=one_outcome)
     return findings
 
 
 def _check_queue(
-    queue: str, ops: list[Op], copies: list[FinalLane], by_number: dict[int, Op], findings: Findings
+    queue: str,
+    ops: list[Op],
+    copies: list[FinalLane],
+    by_number: dict[int, Op],
+    findings: Findings,
+    *,
+    one_outcome: bool,
 ) -> None:
     placement = place(queue, copies, by_number, findings)
     check_writes(ops, placement, findings)
-    check_transactions(ops, placement, findings)
+    check_transactions(ops, placement, findings, one_outcome=one_outcome)
     check_lookups(ops, placement, findings)
     check_real_time(placement, findings)
     floors = placement.floors()

@@ -3,6 +3,9 @@
 A session remembers the highest version that it has seen of each lane. Its `at_least` reads ask for that version, its
 appends with an expected cursor compare with it, and it moves its subscriber's cursor there.
 
+It also keeps a producer over a channel, whose messages are covered by commits within the stream; the channel lasts from
+one such operation to the next, so that faults meet it open.
+
 An exception that is not an AvowError is a mistake of the client library; it is recorded, and fails the campaign.
 """
 
@@ -22,6 +25,7 @@ from avow_lab.campaigns.peers.history import History, Kind, Op, Outcome, Span, c
 
 if TYPE_CHECKING:
     from avow.client.client import Client
+    from avow.client.producer import Producer
     from avow.client.queue import Queue
 
 BATCH_COUNT_MAX: Final = 12
@@ -45,19 +49,49 @@ PLANS: Final = (
     Plan("events", "pub-sub"),
 )
 
+STREAM_COUNT_MAX: Final = 60
+DEADLINES_S: Final = (0.2, 0.5, 0.8, 1.5, 3.0)
+
 _WEIGHTS: Final = {
-    "two-phase": {"one": 6, "many": 3, "burst": 2, "split": 1, "expected": 3, "transaction": 2, "read": 5, "cursor": 2},
-    "pub-sub": {"one": 6, "many": 3, "burst": 2, "read": 4, "cursor": 2},
+    "two-phase": {
+        "one": 6,
+        "many": 3,
+        "burst": 2,
+        "split": 1,
+        "expected": 3,
+        "transaction": 2,
+        "stream": 2,
+        "read": 5,
+        "cursor": 2,
+    },
+    "pub-sub": {"one": 6, "many": 3, "burst": 2, "stream": 2, "read": 4, "cursor": 2},
 }
+
+
+class Emphasis(Struct):
+    """What a fault wants most sessions to do while it lasts; shared by all of them."""
+
+    streams: bool = False
+    deadlines: bool = False  # transactions whose deadlines pass
 
 
 class Session:
     """`troubles` is shared by all sessions: errors that a client library should not raise."""
 
     def __init__(
-        self, number: int, plan: Plan, client: Client, history: History, *, seed: int, troubles: list[str]
+        self,
+        number: int,
+        plan: Plan,
+        client: Client,
+        history: History,
+        *,
+        seed: int,
+        troubles: list[str],
+        emphasis: Emphasis | None = None,
     ) -> None:
         self.number, self.plan, self._history = number, plan, history
+        self._client, self._emphasis = client, emphasis or Emphasis()
+        self._producer: Producer | None = None
         self._queue: Queue = client.queue(plan.name)
         self._random = random.Random(seed * 1_000 + number)
         self._known: dict[int, int] = dict.fromkeys(range(plan.lanes), 0) if plan.strategy == "two-phase" else {}
@@ -67,9 +101,15 @@ class Session:
         self.subscriber = f"reader-{number % 3}"
 
     async def run(self, stopping: asyncio.Event) -> None:
-        weights = _WEIGHTS[self.plan.strategy]
+        try:
+            await self._run(stopping)
+        finally:
+            if self._producer is not None:
+                self._producer.abort()
+
+    async def _run(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
-            step = self._random.choices(list(weights), list(weights.values()))[0]
+            step = self._next_step()
             try:
                 await getattr(self, f"_{step}")()
             except AvowError as error:
@@ -77,6 +117,14 @@ class Session:
             except Exception as error:  # a task's boundary: the error becomes part of the verdict
                 self._troubles.append(f"session {self.number}, {step}: {error!r}")
             await asyncio.sleep(self._random.uniform(*PAUSE_S))
+
+    def _next_step(self) -> str:
+        if self._emphasis.streams and self._random.random() < 0.8:
+            return "stream"
+        if self._emphasis.deadlines and self.plan.strategy == "two-phase" and self.plan.lanes >= 3:
+            return "expiring"
+        weights = _WEIGHTS[self.plan.strategy]
+        return self._random.choices(list(weights), list(weights.values()))[0]
 
     # ------------------------------------------------------------------ writing
 
@@ -122,6 +170,38 @@ class Session:
     def _key(self) -> bytes:
         return b"key-%d" % self._random.randrange(KEYS)
 
+    # ------------------------------------------------------------------ streams
+
+    async def _stream(self) -> None:
+        """Messages in several records, with another commit in the middle; acknowledged when the last commit is."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            producer = self._client.producer(self.plan.name)
+            try:
+                await producer.open()
+            except AvowError:
+                return  # nothing was sent
+        op = self._begin(Kind.STREAM, count=self._random.randint(1, STREAM_COUNT_MAX))
+        key = self._key() if self.plan.strategy == "two-phase" and self._random.random() < 0.5 else None
+        middle: asyncio.Task[None] | None = None
+        try:
+            for index in range(op.count):
+                await producer.send(value_of(op.number, index), key=key)
+                if self._random.random() < 0.3:
+                    await asyncio.sleep(0)  # the record ends
+                if index == op.count // 2:
+                    middle = asyncio.ensure_future(producer.commit())
+            await producer.commit()
+        except AvowError as error:
+            producer.abort()
+            self._history.end(op, Outcome.UNKNOWN, code=error.code)
+        else:
+            self._history.end(op, Outcome.DONE)
+            self._producer = producer
+        finally:
+            if middle is not None:
+                await asyncio.gather(middle, return_exceptions=True)
+
     # ------------------------------------------------------------------ transactions
 
     async def _transaction(self) -> None:
@@ -142,6 +222,25 @@ class Session:
         elif fate < 0.9:
             op = self._begin(Kind.DISCARD, txn=number)
             await self._record(op, transaction.discard())
+
+    async def _expiring(self) -> None:
+        """Stage in three lanes under two deadlines, and decide about when they pass."""
+        self._txn += 1
+        number = self.number * 1_000_000 + self._txn
+        *lanes, last = self._random.sample(list(self._known), 3)
+        deadlines_s = self._random.sample(DEADLINES_S, 2)
+        first, second = (
+            self._queue.transaction(name=f"txn-{number}", deadline_s=deadline_s) for deadline_s in deadlines_s
+        )
+        for lane in (*lanes, last, lanes[0]):
+            transaction = second if lane == last else first
+            count = self._random.randint(1, 4)
+            op = self._begin(Kind.STAGE, count=count, lane=lane, txn=number)
+            await self._record(op, transaction.enqueue_many(values_of(op.number, count), lane=lane), staged=True)
+        await asyncio.sleep(self._random.choice([0.0, min(deadlines_s), min(deadlines_s) + 0.15, max(deadlines_s)]))
+        if self._random.random() < 0.9:
+            op = self._begin(Kind.PUBLISH, txn=number)
+            await self._record(op, first.publish())
 
     # ------------------------------------------------------------------ reading
 

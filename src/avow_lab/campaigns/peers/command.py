@@ -41,11 +41,13 @@ def options_of(flags: Flags) -> Options:
         folder=flags.folder,
         keep=flags.keep,
         plot=flags.plot,
+        mutation=flags.mutation,
     )
 
 
 def headline(options: Options) -> str:
-    return f"{options.peers} peers, {options.seconds / 60:g} min, faults: {', '.join(options.faults) or 'none'}"
+    broken = f", mutation: {options.mutation}" if options.mutation else ""
+    return f"{options.peers} peers, {options.seconds / 60:g} min, faults: {', '.join(options.faults) or 'none'}{broken}"
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:

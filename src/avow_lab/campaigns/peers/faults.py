@@ -1,15 +1,23 @@
 """Faults of peers, one after another, drawn from a seed.
 
-    kill         kill -9 of any peer, or of a lane's coordinator; started again after a moment
-    restart      orderly, one peer after the other
-    pause        SIGSTOP for 0.2 to 6 s: the process stops, its connections stay open
-    partition    one peer alone; one direction only; or a bridge: two peers that do not reach each other
-    slow         bytes to and from one peer are delayed
-    filled       one peer's disk is full
-    damage       bytes of lane files or of the log change on the disk of one peer that is down; or a minority is away,
-                 writes go on, the others are killed, one of them loses a file, and it starts first with those that
-                 were away
-    add, remove  a peer joins or leaves
+    kill          kill -9 of any peer, or of a lane's coordinator; started again after a moment
+    restart       orderly, one peer after the other, while all sessions stream over channels; where clients go through a
+                  proxy, they lose their connections to each peer just before, and what they send then arrives late
+    pause         SIGSTOP for 0.2 to 6 s: the process stops, its connections stay open
+    stall         the event loop of one peer stops for 1 to 4 s, and its other threads go on
+    partition     one peer alone; one direction only; or a bridge: two peers that do not reach each other
+    lossy         one peer loses some or all packets that others send to it, and they its, for up to 20 s
+    slow          bytes to and from one peer are delayed
+    filled        one peer's disk is full
+    damage        bytes of lane files or of the log change on the disk of one peer that is down; or a minority is away,
+                  writes go on, the others are killed, one of them loses a file, and it starts first with those that
+                  were away
+    wiped         all founders are stopped, and a majority of them starts on empty folders: it must not be a cluster
+    expire        transactions over several lanes, under deadlines that pass, while a coordinator is killed
+    slow-readers  clients ask one peer for much, and read little or nothing
+    many-lanes    clients create many queues at once, and delete them
+    late          a client repeats a write that its lane has forgotten
+    add, remove   a peer joins or leaves
 
 At most a minority is affected at a time: a fault is undone, and the cluster whole again, before the next one. Kinds are
 drawn from a shuffled deck, so that even a short campaign has each of them.
@@ -26,20 +34,52 @@ from typing import Final
 from msgspec import Struct
 
 from avow.errors import Offline
+from avow_lab.campaigns.harness.peer_program import STALLS_S
 from avow_lab.campaigns.peers import file_loss
-from avow_lab.campaigns.peers.network import Pair
+from avow_lab.campaigns.peers.client_faults import create_and_delete, read_slowly, repeat_late
+from avow_lab.campaigns.peers.client_session import Emphasis
+from avow_lab.campaigns.peers.history import History
+from avow_lab.campaigns.peers.network import CLIENTS, Pair
 from avow_lab.campaigns.peers.testbed import Testbed
 
-KINDS: Final = ("kill", "restart", "pause", "partition", "slow", "filled", "damage", "add", "remove")
+KINDS: Final = (
+    "kill",
+    "restart",
+    "pause",
+    "stall",
+    "partition",
+    "lossy",
+    "slow",
+    "filled",
+    "damage",
+    "wiped",
+    "expire",
+    "slow-readers",
+    "many-lanes",
+    "late",
+    "add",
+    "remove",
+)
+LONG_S: Final = 600.0  # from here on the longest faults last as long as they ever do, and `late` is in the deck
+LOSSY_S: Final = (1.5, 20.0)
+LOSSES_PERCENT: Final = (20, 60, 100, 100)
+BRIEF_QUEUES: Final = (12, 100)
 MEMBERS_MAX_MORE: Final = 2
 _DECK: Final = {
     "kill": ("kill any", "kill coordinator", "kill coordinator"),
     "restart": ("restart",),
     "pause": ("pause", "pause"),
+    "stall": ("stall",),
     "partition": ("partition minority", "partition one-way", "partition bridge"),
+    "lossy": ("lossy",),
     "slow": ("slow",),
     "filled": ("filled",),
     "damage": ("damage lanes", "damage log", "damage file", "damage file"),
+    "wiped": ("wiped",),
+    "expire": ("expire",),
+    "slow-readers": ("slow-readers",),
+    "many-lanes": ("many-lanes",),
+    "late": ("late",),
     "add": ("add",),
     "remove": ("remove",),
 }
@@ -60,7 +100,8 @@ class Fault(Struct):
 
 
 class Faults:
-    """`lanes` are the two-phase lanes whose coordinators may be killed, as (queue, index)."""
+    """`lanes` are the two-phase lanes whose coordinators may be killed, as (queue, index). `seconds`: of the campaign;
+    the longest faults are shorter in a short one. `emphasis`: what faults ask of the sessions."""
 
     def __init__(
         self,
@@ -70,7 +111,12 @@ class Faults:
         seed: int,
         lanes: Sequence[tuple[str, int]],
         clock_ns: Callable[[], int],
+        seconds: float,
+        emphasis: Emphasis,
+        history: History,
     ) -> None:
+        self._share = min(1.0, seconds / LONG_S)
+        self._emphasis, self._history = emphasis, history
         self.testbed, self._kinds, self._lanes, self._clock_ns = testbed, tuple(kinds), tuple(lanes), clock_ns
         self._random = random.Random(seed)
         self._deck: list[str] = []
@@ -97,6 +143,7 @@ class Faults:
             self.stuck, applied = f"{fault.what}: {error}", True
         finally:
             self.testbed.network.heal()
+            self._emphasis.streams = self._emphasis.deadlines = False
             self.current = ""
         fault.ended_ns = self._clock_ns()
         if not applied:
@@ -151,9 +198,33 @@ class Faults:
         order = sorted(self.testbed.members)
         self._random.shuffle(order)
         fault.what = f"rolling restart of peers {', '.join(map(str, order))}"
+        self._emphasis.streams = True
         for number in order:
+            if self.testbed.network.clients:
+                await self._cut_clients(number)
             await asyncio.to_thread(self.testbed.cluster.stop, number)
+            self.testbed.network.heal()
             await asyncio.to_thread(self.testbed.cluster.restart, number)
+        return True
+
+    async def _cut_clients(self, number: int) -> None:
+        """Clients of this peer get no answers, then lose their connections. On the next ones they are heard late, so
+        that some of them are between a connection and their Hello when the peer is asked to stop."""
+        network, delay_s = self.testbed.network, self._random.choice([0.1, 0.3])
+        network.hold([(number, CLIENTS)], cut=False)
+        await asyncio.sleep(self._random.uniform(0.2, 0.5))
+        network.hold([(number, CLIENTS)], cut=True)
+        network.heal()
+        network.slow([(CLIENTS, number)], delay_s)
+        await asyncio.sleep(delay_s * self._random.uniform(1.0, 2.2))
+
+    async def _stall(self, fault: Fault) -> bool:
+        if not self.testbed.stalls:
+            return False
+        number, seconds = self._any(), self._random.choice(STALLS_S)
+        fault.what = f"event loop of peer {number} stalled for {seconds} s"
+        self.testbed.stall(number, seconds)
+        await asyncio.sleep(seconds + 0.2)
         return True
 
     async def _pause(self, fault: Fault) -> bool:
@@ -190,6 +261,14 @@ class Faults:
         how = self.testbed.network.hold(list(pairs), cut=self._random.random() < 0.5)
         fault.what += f", {how}"
         await asyncio.sleep(self._random.uniform(0.5, 6.0))
+        return True
+
+    async def _lossy(self, fault: Fault) -> bool:
+        number, percent = self._any(), self._random.choice(LOSSES_PERCENT)
+        pairs = both((number, other) for other in self._others(number))
+        how = self.testbed.network.lose(pairs, percent)
+        fault.what = f"links of peer {number}: {how}"
+        await asyncio.sleep(self._random.uniform(LOSSY_S[0], max(LOSSY_S[0], LOSSY_S[1] * self._share)))
         return True
 
     async def _slow(self, fault: Fault) -> bool:
@@ -313,6 +392,71 @@ class Faults:
             await asyncio.to_thread(self.testbed.add)
         else:
             self.stuck = f"peer {number} was accepted under its old number with an emptied folder"
+        return True
+
+    async def _wiped(self, fault: Fault) -> bool:
+        """A founder that stays down is the only one that remembers. The others must wait for it, and then be what they
+        were when their folders are back."""
+        testbed, founders = self.testbed, list(self.testbed.cluster.founders)
+        if testbed.members != set(founders):
+            return False
+        self._random.shuffle(founders)
+        wiped = sorted(founders[: len(founders) // 2 + 1])
+        fault.what = f"folders of founders {', '.join(map(str, wiped))} away, and the others down"
+        for number in founders:
+            await asyncio.to_thread(testbed.cluster.stop, number)
+        await asyncio.to_thread(testbed.start_wiped, wiped)
+        try:
+            began = await asyncio.to_thread(testbed.founded, wiped)
+        finally:
+            await asyncio.to_thread(testbed.stop_wiped, wiped)
+        for number in founders:
+            await asyncio.to_thread(testbed.cluster.restart, number, ready=False)
+        if began:
+            self.stuck = f"{fault.what}: {began}"
+        return True
+
+    # ------------------------------------------------------------------ clients
+
+    async def _expire(self, fault: Fault) -> bool:
+        wide = [lane for lane in self._lanes if lane[1] > 0]
+        if not wide:
+            return False
+        self._emphasis.deadlines = True
+        queue, index = self._random.choice(wide)
+        await asyncio.sleep(self._random.uniform(2.0, 4.0))
+        number = await asyncio.to_thread(self.testbed.coordinator, queue, index)
+        if number:
+            await self._kill(fault, number, f"coordinator of {queue}/{index}, ")
+        fault.what = f"deadlines of transactions pass, {fault.what if number else 'no coordinator killed'}"
+        await asyncio.sleep(2.0)
+        return True
+
+    async def _slow_readers(self, fault: Fault) -> bool:
+        number = self._any()
+        queues = sorted({queue for queue, _ in self._lanes})
+        if not queues:
+            return False
+        fault.what = f"slow readers at peer {number}"
+        got = await read_slowly(self.testbed, number, queues=queues, seconds=self._random.uniform(2.0, 6.0))
+        fault.note = f"they read {got:,} bytes; the peer has {self.testbed.cluster.rss_bytes(number) >> 20} MiB"
+        return True
+
+    async def _many_lanes(self, fault: Fault) -> bool:
+        count = max(BRIEF_QUEUES[0], int(BRIEF_QUEUES[1] * self._share))
+        fault.what = f"{count} queues created and deleted"
+        wrong = await create_and_delete(self.testbed, count=count, rng=self._random)
+        if wrong:
+            self.stuck = f"after {fault.what}: {wrong}"
+        return True
+
+    async def _late(self, fault: Fault) -> bool:
+        """In a short campaign only if it was asked for by itself."""
+        if not self._lanes or (self._share < 1 and len(self._kinds) > 1):
+            return False
+        queue, index = self._lanes[0]
+        fault.what = f"a write to {queue}/{index} repeated after the lane forgot it"
+        fault.note = await repeat_late(self.testbed, self._history, queue=queue, lane=index)
         return True
 
     # ------------------------------------------------------------------ members

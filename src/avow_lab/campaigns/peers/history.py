@@ -34,6 +34,7 @@ Span: TypeAlias = tuple[int, int, int]  # lane, first version, last version
 
 class Kind(StrEnum):
     WRITE = "write"
+    STREAM = "stream"  # messages of a producer, over a channel, up to the commit that covers them
     STAGE = "stage"
     PUBLISH = "publish"
     DISCARD = "discard"
@@ -61,7 +62,7 @@ class Op(Struct, omit_defaults=True):
     completed_ns: int = 0
     outcome: Outcome = Outcome.OPEN
     code: str = ""  # of a refusal
-    count: int = 0  # write, stage: messages
+    count: int = 0  # write, stream, stage: messages
     split: bool = False  # write: its messages may go to several lanes, a batch for each
     lane: int = -1  # requested; -1: the client chose
     expected: int = -1

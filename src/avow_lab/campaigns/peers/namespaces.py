@@ -3,6 +3,7 @@
     root namespace    clients, and a bridge
     one namespace     each peer, with an address on that bridge
     a partition       a route that drops what one peer sends to another, one direction at a time
+    a lossy link      a rule of nftables that drops a share of what arrives from another peer
 
 TCP does the rest: connections stay open, and bytes are retransmitted at growing intervals. A peer refuses addresses
 beyond loopback without tokens and mutual TLS, so a campaign in namespaces uses both. The `openssl` command makes the
@@ -30,6 +31,7 @@ from avow_lab.campaigns.peers.network import Pair
 
 PEERS_MAX: Final = 60  # in all: the numbers of removed peers are not reused
 _TRIES: Final = 20
+_TABLE: Final = "avow_prove"
 
 
 def why_not() -> str:
@@ -49,6 +51,7 @@ class NamespaceNetwork:
     kind = "namespaces"
     note = "slow links need the proxy (--network proxy)"
     slows = False
+    clients = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,6 +59,7 @@ class NamespaceNetwork:
         self._namespaces: list[str] = []
         self._of_peer: dict[int, int] = {}  # number of a peer -> number of its namespace, from 1
         self._held: set[Pair] = set()
+        self._lossy: set[int] = set()  # namespaces with such rules
         self._token = secrets.token_hex(16)
         self._tokens = folder / "tokens.toml"
         digest = hashlib.sha256(self._token.encode()).hexdigest()
@@ -68,6 +72,9 @@ class NamespaceNetwork:
             raise
 
     # ------------------------------------------------------------------ peers
+
+    def client_url(self, url: str) -> str:
+        return url
 
     def cluster(self, peers: int) -> NamespacedCluster:
         for number in range(1, peers + 1):
@@ -109,6 +116,21 @@ class NamespaceNetwork:
                 self._held.add((a, b))
         return "packets dropped"
 
+    def lose(self, pairs: Iterable[Pair], percent: int) -> str:
+        """Drop this share of the packets on receipt, at random. The sender learns nothing, not even that there is no
+        route. Without nftables all packets are dropped, when they are sent."""
+        pairs = list(pairs)
+        rules: dict[int, list[str]] = {}
+        for a, b in pairs:
+            share = "" if percent >= 100 else f" numgen random mod 100 < {percent}"
+            rules.setdefault(self._of_peer[b], []).append(f"ip saddr {self._address(self._of_peer[a])}{share} drop")
+        for namespace, lines in rules.items():
+            chain = f"table ip {_TABLE} {{ chain input {{ type filter hook input priority 0; {'; '.join(lines)}; }} }}"
+            if shutil.which("nft") is None or _try(*self._command(namespace), "nft", chain):
+                return self.hold(pairs, cut=False)
+            self._lossy.add(namespace)
+        return f"{percent} % of the packets dropped on receipt"
+
     def slow(self, pairs: Iterable[Pair], delay_s: float) -> None:
         raise Offline(f"links {list(pairs)} cannot be slowed by {delay_s:g} s; {self.note}")
 
@@ -116,6 +138,9 @@ class NamespaceNetwork:
         for a, b in sorted(self._held):
             self._route("del", a, b)
         self._held.clear()
+        for namespace in sorted(self._lossy):
+            _do(*self._command(namespace), "nft", f"delete table ip {_TABLE}")
+        self._lossy.clear()
 
     def _route(self, action: str, a: int, b: int) -> None:
         here, there = self._namespaces[self._of_peer[a] - 1], self._address(self._of_peer[b])
@@ -189,7 +214,7 @@ class NamespacedCluster(LocalCluster):
     def add_at(self, host: str, prefix: Sequence[str], *, folder: Path) -> int:
         api, link = (f"{host}:{self.ports.take()}" for _ in range(2))
         flags = {"listen": api, "peer_listen": link, "join": self._join_address(0), **self.settings}
-        process = PeerProcess(folder=folder, flags=flags, prefix=prefix, token=self.token)
+        process = PeerProcess(folder=folder, flags=flags, prefix=prefix, token=self.token, program=self.program)
         process.start()
         try:
             number = process.wait_serving(START_S).number

@@ -10,6 +10,9 @@ link's first frame, a Hello, so one proxy for each peer can treat every ordered 
 When too much is held, the proxy stops reading from the sender, as a full pipe does. Bytes are never dropped, changed or
 reordered within a link, just as with TCP.
 
+The API of each founder has a proxy as well, and founders advertise it. To the faults, clients are peer 0. So a campaign
+can hold a peer's answers, close its clients' connections, or delay what they send, around the stop of that peer.
+
 The proxies run in a thread with an event loop of its own, so that a busy campaign does not delay heartbeats.
 """
 
@@ -31,22 +34,31 @@ from avow.wire.stream import Decoder
 HELD_SIZE_BYTES_MAX: Final = 4 * MIB
 _CONNECT_S: Final = 3.0
 
+CLIENTS: Final = 0  # as one end of a pair
+
 Pair: TypeAlias = tuple[int, int]  # from, to
 T = TypeVar("T")
 
 
 class Network(Protocol):
-    """The network between the peers of a campaign. `note`: a fault that it does not support."""
+    """The network between the peers of a campaign. `note`: a fault that it does not support. `clients`: whether faults
+    apply to clients, too."""
 
     kind: str
     note: str
     slows: bool
+    clients: bool
+
+    def client_url(self, url: str) -> str:
+        """Where clients find the API that listens here."""
 
     def cluster(self, peers: int) -> LocalCluster: ...
 
     def add(self, cluster: LocalCluster, folder: Path) -> int: ...
 
     def hold(self, pairs: Iterable[Pair], *, cut: bool) -> str: ...
+
+    def lose(self, pairs: Iterable[Pair], percent: int) -> str: ...
 
     def slow(self, pairs: Iterable[Pair], delay_s: float) -> None: ...
 
@@ -173,11 +185,11 @@ class Dialled(Pipe):
 
 
 class ClientConnection(Dialled):
-    """A client's connection: it sends no Hello, and no fault applies to it."""
+    """A client's connection: it sends no Hello."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.identify(0)
+        self.identify(CLIENTS)
 
 
 class Proxy:
@@ -202,7 +214,7 @@ class Proxy:
 
 
 class ApiProxy(Proxy):
-    """For the API of a peer that is reached at our host. No fault applies to it."""
+    """For the API of a peer that is reached at our host."""
 
     def _dialled(self) -> Dialled:
         return ClientConnection(self)
@@ -214,6 +226,7 @@ class ProxyNetwork:
     kind = "proxy"
     note = ""
     slows = True
+    clients = True
 
     def __init__(self, folder: Path | None = None, *, host: str = "127.0.0.2") -> None:
         self._folder, self.host = folder, host
@@ -225,17 +238,18 @@ class ProxyNetwork:
 
     def cluster(self, peers: int) -> LocalCluster:
         """Founders that know the proxies' addresses instead of each other's and their own."""
-        cluster = LocalCluster(peers, folder=self._folder)
+        cluster = LocalCluster(peers, folder=self._folder, settings={"advertise": self.host})
         for number in cluster.founders:
             self.proxy_link(cluster.link(number), peer=number)
+            self.proxy_api(cluster.api(number), peer=number)
             cluster.link_addresses[number] = self.address(cluster.link(number))
         return cluster
 
     def add(self, cluster: LocalCluster, folder: Path) -> int:
         """A joining peer advertises our host."""
-        number = cluster.add(folder=folder, settings={"advertise": self.host}, ready=False)
+        number = cluster.add(folder=folder, ready=False)
         self.proxy_link(cluster.link(number), peer=number)
-        self.proxy_api(cluster.api(number))
+        self.proxy_api(cluster.api(number), peer=number)
         return number
 
     def proxy_link(self, link: str, *, peer: int) -> Proxy:
@@ -243,10 +257,13 @@ class ProxyNetwork:
         host, _, port = link.rpartition(":")
         return self._open(Proxy(self.faults, peer=peer, target=(host, int(port))))
 
-    def proxy_api(self, url: str) -> Proxy:
+    def proxy_api(self, url: str, *, peer: int) -> Proxy:
         """The same for an API address."""
         host, _, port = url.rpartition("/")[2].rpartition(":")
-        return self._open(ApiProxy(self.faults, peer=0, target=(host, int(port))))
+        return self._open(ApiProxy(self.faults, peer=peer, target=(host, int(port))))
+
+    def client_url(self, url: str) -> str:
+        return f"http://{self.address(url)}"
 
     def _open(self, proxy: Proxy) -> Proxy:
         self._run(proxy.listen(self.host, proxy.target[1]))
@@ -263,6 +280,11 @@ class ProxyNetwork:
             return "bytes held"
         self._on_pipes(lambda pipe: pipe.close() if self._is_held(pipe) else None)
         return "links closed"
+
+    def lose(self, pairs: Iterable[Pair], percent: int) -> str:
+        """A proxy has bytes and no packets: it holds them, whatever the share is."""
+        del percent
+        return self.hold(pairs, cut=False)
 
     def slow(self, pairs: Iterable[Pair], delay_s: float) -> None:
         self.faults.delays_s = {**self.faults.delays_s, **dict.fromkeys(pairs, delay_s)}

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from avow_lab.campaigns.peers.findings import Anomaly, Findings
 from avow_lab.campaigns.peers.history import INDEX_BITS, FinalLane, Kind, Op
 
-_WRITES: Final = (Kind.WRITE, Kind.STAGE)
+_WRITES: Final = (Kind.WRITE, Kind.STREAM, Kind.STAGE)
 
 
 class Run(NamedTuple):

@@ -50,9 +50,9 @@ async def _lost_file(faults: Faults) -> None:
     await _perform(faults, "damage file")
 
 
-async def every_file(faults: Faults) -> None:
-    """Every kind of file with every kind of loss, once."""
-    await _perform(faults, *["damage file"] * len(EVERY))
+async def every_file(faults: Faults, *, count: int = len(EVERY)) -> None:
+    """Every kind of file with every kind of loss, once; or the first `count` of them."""
+    await _perform(faults, *["damage file"] * count)
 
 
 async def _perform(faults: Faults, *kinds: str) -> None:

@@ -17,20 +17,23 @@ import ssl
 import subprocess
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
+from avow.client.client import Client, connect
 from avow.errors import Malformed, Offline
 from avow.limits import MIB, WAL_SEGMENT_SIZE_BYTES, WAL_SEGMENTS_MIN
 from avow.testing.cluster import wait_until
+from avow.testing.cluster_process import SERVE
 from avow.transport.blocking import connection_to
 from avow.wire.batch import Batch
 from avow.wire.http import Answer, Lost
 from avow.wire.ranges import CONTENT_TYPE, Range, parse_ranges
+from avow_lab.campaigns.harness.peer_program import stall_signal
 from avow_lab.campaigns.peers.history import FinalLane, codes_of
 from avow_lab.campaigns.peers.namespaces import NamespaceNetwork
 from avow_lab.campaigns.peers.network import Network, ProxyNetwork
@@ -57,10 +60,10 @@ class PeerApi:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def ask(self, method: str, path: str, *, accept: str = "application/json") -> Answer:
+    def ask(self, method: str, path: str, *, accept: str = "application/json", body: bytes = b"") -> Answer:
         """Returns a successful answer. Raises Offline for any other."""
-        headers = {"Accept": accept, **self._headers}
-        answer = self._connection.request(method, path, headers=headers, timeout_s=self._timeout_s)
+        headers = {"Accept": accept, **({"Content-Type": "application/json"} if body else {}), **self._headers}
+        answer = self._connection.request(method, path, headers=headers, body=body, timeout_s=self._timeout_s)
         if isinstance(answer, Lost):
             raise Offline(f"{self.url} did not answer {method} {path}: {answer.reason}")
         if not answer.ok:
@@ -233,7 +236,50 @@ class Testbed:
                 return ""
         return f"not ready, and connected to no other peer, for {REFUSAL_S:g} s"
 
+    def start_wiped(self, numbers: Iterable[int]) -> None:
+        """Start these peers, which are down, on empty folders, as if their volumes were not mounted."""
+        for number in numbers:
+            self.cluster.process(number).flags["data"] = str(self.folder / f"wiped-{number}")
+            self.cluster.restart(number, ready=False)
+
+    def founded(self, numbers: Sequence[int]) -> str:
+        """What these peers did in some seconds that only members of a running cluster do; empty: nothing."""
+        deadline = time.monotonic() + REFUSAL_S
+        while time.monotonic() < deadline:
+            for number in numbers:
+                if self.cluster.ready(number):
+                    return f"peer {number} says that it is ready"
+            time.sleep(0.1)
+        body = msgspec.json.encode({"name": "wiped"})
+        for number in numbers:
+            try:
+                with self.api(number) as api:
+                    api.ask("POST", "/v1/queues", body=body)
+            except Offline:
+                continue
+            return f"peer {number} created a queue"
+        return ""
+
+    def stop_wiped(self, numbers: Iterable[int]) -> None:
+        """Their folders are back at the next start."""
+        for number in numbers:
+            self.cluster.kill(number)
+            shutil.rmtree(self.cluster.process(number).flags.pop("data"), ignore_errors=True)
+
     # ------------------------------------------------------------------ asking
+
+    async def connect(self, *, timeout_s: float) -> Client:
+        """A client that knows all peers; must be closed."""
+        cluster = self.cluster
+        urls = ",".join(self.network.client_url(cluster.api(number)) for number in sorted(cluster.processes))
+        return await connect(urls, token=cluster.token or None, ca=cluster.ca or None, timeout_s=timeout_s)
+
+    @property
+    def stalls(self) -> bool:
+        return tuple(self.cluster.program) != SERVE
+
+    def stall(self, number: int, seconds: int) -> None:
+        self.cluster.process(number).signal(stall_signal(seconds))
 
     def api(self, number: int) -> PeerApi:
         return PeerApi(self.cluster.api(number), token=self.cluster.token, ca=self.cluster.ca)

@@ -29,7 +29,7 @@ FAULT_COLOURS: Final = {
     "add": "#76a5af",
     "remove": "#a2845e",
 }
-_WRITES: Final = (Kind.WRITE, Kind.PUBLISH)
+_WRITES: Final = (Kind.WRITE, Kind.STREAM, Kind.PUBLISH)
 
 
 class Band(Struct, frozen=True):

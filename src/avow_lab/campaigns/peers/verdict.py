@@ -20,7 +20,7 @@ from avow_lab.campaigns.peers.timeline import Band
 
 SECOND_NS: Final = 1_000_000_000
 RESUME_WINDOW_S: Final = 8
-_WRITES: Final = (Kind.WRITE, Kind.PUBLISH)
+_WRITES: Final = (Kind.WRITE, Kind.STREAM, Kind.PUBLISH)
 
 
 class Gap(Struct, frozen=True):
@@ -82,10 +82,9 @@ def refusals_of(ops: Iterable[Op]) -> dict[str, dict[str, int]]:
 
 def acknowledged_of(ops: Iterable[Op]) -> int:
     return sum(
-        last - first + 1
+        op.count if op.kind is Kind.STREAM else sum(last - first + 1 for _, first, last in op.spans)
         for op in ops
         if op.kind in _WRITES and op.outcome is Outcome.DONE
-        for _, first, last in op.spans
     )
 
 

@@ -2,6 +2,9 @@
 
 A write is one batch in one lane, so it is there as one run or not at all. A write with several keys is `split` into a
 batch for each lane: each of those is checked alone, and a refusal says nothing about the others.
+
+A stream is what a producer sent up to a commit, in any number of batches. When the commit is acknowledged, each message
+is there once, and those of a lane are in order. If it is not, each of them is there once or not at all.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ _INDEX: Final = COUNT_MAX - 1
 
 def check_writes(ops: Iterable[Op], placement: Placement, findings: Findings) -> None:
     for op in ops:
-        if op.kind is not Kind.WRITE:
+        if op.kind not in (Kind.WRITE, Kind.STREAM):
             continue
         runs = sorted(placement.runs.get(op.number, ()), key=lambda run: run.code)
         present = check_once(op, runs, placement, findings)
@@ -27,7 +30,7 @@ def check_writes(ops: Iterable[Op], placement: Placement, findings: Findings) ->
             findings.add(Anomaly.PHANTOM, op.queue, f"{_about(op)} was refused ({op.code}) and is at {_places(runs)}")
         if op.outcome is Outcome.DONE:
             _check_acknowledged(op, runs, present, placement, findings)
-        elif runs and not op.split:
+        elif runs and not op.split and op.kind is Kind.WRITE:
             _check_whole(op, runs, present, findings)
         for run in runs:
             placement.effects[run.lane].append(
@@ -55,6 +58,14 @@ def _check_acknowledged(op: Op, runs: list[Run], present: int, placement: Placem
     if present < op.count:
         gone = f"{op.count - present} of {op.count} messages of {_about(op)}, acknowledged at {op.spans}, are not there"
         findings.add(Anomaly.LOST, op.queue, gone)
+    if op.kind is Kind.WRITE:
+        _check_named_places(op, runs, findings)
+    in_order = sorted(runs, key=lambda run: (run.lane, run.version))
+    if any(a.lane == b.lane and a.code > b.code for a, b in pairwise(in_order)):
+        findings.add(Anomaly.REORDERED, placement.queue, f"{_about(op)} is out of order: {_places(in_order)}")
+
+
+def _check_named_places(op: Op, runs: list[Run], findings: Findings) -> None:
     if sum(last - first + 1 for _, first, last in op.spans) != op.count:
         findings.add(
             Anomaly.REORDERED, op.queue, f"{_about(op)} has {op.count} messages and was acknowledged at {op.spans}"
@@ -63,9 +74,6 @@ def _check_acknowledged(op: Op, runs: list[Run], present: int, placement: Placem
         findings.add(
             Anomaly.REORDERED, op.queue, f"{_about(op)} was acknowledged at {op.spans} and is at {_places(runs)}"
         )
-    in_order = sorted(runs, key=lambda run: (run.lane, run.version))
-    if any(a.lane == b.lane and a.code > b.code for a, b in pairwise(in_order)):
-        findings.add(Anomaly.REORDERED, placement.queue, f"{_about(op)} is out of order: {_places(in_order)}")
 
 
 def _check_whole(op: Op, runs: list[Run], present: int, findings: Findings) -> None:
@@ -106,6 +114,11 @@ def check_lookups(ops: Iterable[Op], placement: Placement, findings: Findings) -
 def check_expected(ops: Iterable[Op], placement: Placement, floors: Mapping[int, Floor], findings: Findings) -> None:
     winners: dict[tuple[int, int], int] = {}
     ends = {lane: {effect.last for effect in effects} | {0} for lane, effects in placement.effects.items()}
+    ops = list(ops)
+    for op in ops:
+        if op.kind is Kind.STREAM:  # several batches that lie one after the other: the lane ended after each
+            for run in placement.runs.get(op.number, ()):
+                ends[run.lane].update(range(run.version, run.last))
     for op in ops:
         if op.kind is not Kind.WRITE or op.expected < 0:
             continue
@@ -138,7 +151,7 @@ def _check_named_end(op: Op, floor: int, ends: set[int], findings: Findings) -> 
 
 
 def _about(op: Op) -> str:
-    return f"write {op.number} of session {op.session}"
+    return f"{op.kind} {op.number} of session {op.session}"
 
 
 def _places(runs: Iterable[Run]) -> str:

@@ -239,6 +239,59 @@ def test_a_transaction_must_lie_in_one_piece() -> None:
     assert Anomaly.PHANTOM in names(check(ops, [the_end(*batch(1, 2), *batch(2, 2))]))
 
 
+def a_wide_transaction(outcome: Outcome) -> list[Op]:
+    """A batch of two in lane 0 and one of one in lane 1."""
+    stages = [Op(n, 1, Kind.STAGE, QUEUE, n, n, Outcome.DONE, count=3 - n, lane=n - 1, txn=1) for n in (1, 2)]
+    return [*stages, Op(3, 1, Kind.PUBLISH, QUEUE, 5, 9, outcome, txn=1)]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.DONE])
+def test_a_transaction_over_two_lanes_has_one_outcome(outcome: Outcome) -> None:
+    ops = a_wide_transaction(outcome)
+    ops[-1].spans = ((0, 1, 2), (1, 1, 1)) if outcome is Outcome.DONE else ()
+    assert check(ops, [the_end(*batch(1, 2), lane=0), the_end(*batch(2), lane=1)]).clean
+    assert Anomaly.TORN in names(check(ops, [the_end(*batch(1, 2), lane=0), the_end(lane=1)]))
+    assert Anomaly.TORN in names(check(ops, [the_end(lane=0), the_end(*batch(2), lane=1)]))
+
+
+def test_a_refused_publish_over_two_lanes_happened_in_none() -> None:
+    ops = a_wide_transaction(Outcome.REFUSED)
+    assert check(ops, [the_end(lane=0), the_end(lane=1)]).clean
+    assert Anomaly.PHANTOM in names(check(ops, [the_end(*batch(1, 2), lane=0), the_end(*batch(2), lane=1)]))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.REFUSED])
+def test_below_level_2_each_lane_of_a_transaction_decides_alone(outcome: Outcome) -> None:
+    ops = a_wide_transaction(outcome)
+    assert check(ops, [the_end(*batch(1, 2), lane=0), the_end(lane=1)], one_outcome=False).clean
+    assert Anomaly.TORN in names(check(ops, [the_end(code_of(1, 0), lane=0), the_end(lane=1)], one_outcome=False))
+
+
+def test_messages_of_a_stream_are_there_once_and_in_order_in_any_number_of_batches() -> None:
+    stream = Op(1, 1, Kind.STREAM, QUEUE, 0, 50, Outcome.DONE, count=4)
+    other = a_write(2, at=(0, 50), outcome=Outcome.UNKNOWN)
+    a, b, c, d = batch(1, 4)
+    ops = [stream, other]
+    assert check(ops, [the_end(a, *batch(2), b, lane=0), the_end(c, d, lane=1)]).clean
+    assert names(check(ops, [the_end(a, b, c)])) == {Anomaly.LOST}
+    assert names(check(ops, [the_end(a, b, c, d, lane=0), the_end(c, d, lane=1)])) == {Anomaly.DUPLICATED}
+    assert names(check(ops, [the_end(b, a, c, d)])) == {Anomaly.REORDERED}
+
+
+def test_of_a_stream_whose_commit_has_no_answer_each_message_may_be_there() -> None:
+    stream = Op(1, 1, Kind.STREAM, QUEUE, 0, 50, Outcome.UNKNOWN, count=4)
+    a, b, _, d = batch(1, 4)
+    assert check([stream], [the_end(a, b)]).clean
+    assert check([stream], [the_end()]).clean
+    assert names(check([stream], [the_end(a, b, lane=0), the_end(d, b, lane=1)])) == {Anomaly.DUPLICATED}
+
+
+def test_a_refusal_may_name_an_end_between_two_batches_of_a_stream() -> None:
+    stream = Op(1, 1, Kind.STREAM, QUEUE, 0, 50, Outcome.UNKNOWN, count=3)
+    late = a_write(2, at=(10, 20), expected=0, outcome=Outcome.REFUSED, code="NOT_EQUAL", cursor=2)
+    assert check([stream, late], [the_end(*batch(1, 3))]).clean
+
+
 def test_a_transaction_nobody_published_stays_invisible() -> None:
     stage = Op(1, 1, Kind.STAGE, QUEUE, 0, 5, Outcome.DONE, count=1, lane=0, txn=1)
     assert names(check([stage], [the_end(*batch(1))])) == {Anomaly.PHANTOM}
