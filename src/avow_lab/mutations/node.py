@@ -25,7 +25,6 @@ from avow.queue.records import Queue
 from avow.replication.durable import LaneImages, Synced
 from avow.replication.effects import LaneImage, Persist, SaveLossBound, SaveRun
 from avow.replication.peers import Peers
-from avow.replication.two_phase.leadership import Leadership
 from avow.replication.two_phase.roles import TwoPhaseRoles
 from avow.replication.two_phase.rules import Rules
 from avow.storage.memory import MemoryStore
@@ -33,7 +32,7 @@ from avow.wire.messages import Kind, Message
 from avow_lab.mutations.delegate import Delegate
 from avow_lab.mutations.hunt import Mutation, as_drawn, often
 from avow_lab.simulator.plan import MIXED, TWO_PHASE, Plan
-from avow_lab.simulator.world import StrayFramesWorld, World
+from avow_lab.simulator.world import Machine, StrayFramesWorld, World
 
 SEEDS_MAX: Final = 2_000
 
@@ -158,11 +157,12 @@ class CursorHidden(Delegate):
         return confirmed >= 0
 
 
-class CoordinatorHidden(Delegate):
-    """A coordinator tells nothing to a peer that asks whether there is one."""
+class AlwaysLossy(World[Node]):
+    """Messages are lost after everything else is healed, too: what is said only once may never arrive."""
 
-    def tell_again(self, peer: int) -> None:
-        """Nothing."""
+    def send(self, source: Machine[Node], target: int, route: int, message: Message) -> None:
+        if self.rng.random() >= 0.2:
+            super().send(source, target, route, message)
 
 
 class EndedRunBelieved(Delegate):
@@ -170,14 +170,6 @@ class EndedRunBelieved(Delegate):
 
     def met(self, peer: int, *, run: int, version: int) -> bool:
         self.shipped.met(peer, run=run, version=version)
-        return False
-
-
-class SilenceUnnoticed(Delegate):
-    """No lane is woken when a peer falls silent."""
-
-    def refresh(self, now: float, *, fresh_s: float) -> bool:
-        self.shipped.refresh(now, fresh_s=fresh_s)
         return False
 
 
@@ -407,15 +399,9 @@ NODE_MUTATIONS: Final[tuple[Mutation, ...]] = (
         "a coordinator falls silent before the others know the cursor",
         _core(TwoPhaseRoles(rules=lambda: CursorHidden(Rules()))),
         strategy=TWO_PHASE,
-    ),
-    _mutation(
-        "a quiet lane hides its coordinator",
-        "who asks for the coordinator of a quiet lane is not told",
-        _core(TwoPhaseRoles(leadership=lambda state: CoordinatorHidden(Leadership(state)))),
-        strategy=TWO_PHASE,
+        world=AlwaysLossy,
     ),
     _mutation("an ended run is believed", "a quiet lane's coordinator outlives its process", _peers(EndedRunBelieved)),
-    _mutation("silence is not noticed", "a quiet lane of a dead peer stays quiet", _peers(SilenceUnnoticed)),
     _mutation("gone at once", "a peer is gone while it is a member", _membership(GoneAtOnce)),
     _mutation("gone in flight", "a removal counts before it is committed", _membership(GoneInFlight)),
     _mutation("ready at once", "a peer votes before it holds everything", _membership(ReadyAtOnce)),
