@@ -119,6 +119,30 @@ def test_a_client_that_reads_a_large_packet_slowly_counts_as_alive() -> None:
     run("asyncio", play())
 
 
+@both_loops
+@both_listeners
+def test_a_client_that_ended_its_stream_and_does_not_read_is_given_up(loop: str, listener: str) -> None:
+    """Regression: its next ping raised, and nothing looked at the socket any more."""
+
+    async def play() -> None:
+        server = Keeper()
+        raised = list[dict[str, object]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+        async with (
+            LISTENERS[listener](server, patience=QUICK) as url,
+            raw_client(url, receive_buffer=8_192) as client,
+        ):
+            client.write(REQUEST)
+            await client.head()
+            hold_little(server)
+            server.open_socket.send([bytes(8_000_000)])
+            client.writer.write_eof()
+            await until(lambda: server.reasons)
+        assert raised == []
+
+    run(loop, play())
+
+
 # ---------------------------------------------------------------------- push-back
 
 

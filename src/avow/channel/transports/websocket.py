@@ -159,12 +159,12 @@ class WebSocket(asyncio.Protocol):
         self._parse()
 
     def eof_received(self) -> None:
-        """Pending output is still written, then the transport closes itself."""
+        """Pending output is still written, if the other end goes on reading; then the transport closes itself."""
         while self._unparsed:  # a transport with TLS may have read ahead
             self._held, self._turn_frames = False, 0
             self._parse()
         self._protocol.receive_eof()
-        self._write_output()
+        self.receive([])
 
     def pause_writing(self) -> None:
         self._full = True
