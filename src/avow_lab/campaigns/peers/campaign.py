@@ -129,7 +129,8 @@ class PeerCampaign:
     def inject_faults(self) -> None:
         asyncio.run(self._put_under_load())
         self._phase = "waiting until the cluster is whole"
-        self._stuck = self._faults.stuck or self._testbed.wait_whole() or wait_quiet(self._testbed, self._plans)
+        missing = self._testbed.wait_whole()
+        self._stuck = self._faults.stuck or missing or wait_quiet(self._testbed, self._plans)
 
     def progress(self) -> Progress:
         pending = [*self._open, *self._history.ops[self._counted :]]
@@ -198,7 +199,8 @@ class PeerCampaign:
 
     def judge(self) -> Verdict:
         self._phase = "reading every lane from every peer"
-        final = read_everything(self._testbed, self._plans)
+        final, unread = read_everything(self._testbed, self._plans)
+        self._stuck = self._stuck or unread
         self._phase = "checking"
         findings = check(self._history.ops, final, one_outcome=not self._options.code)
         ops, faults = self._history.ops, self._faults.performed
@@ -285,12 +287,17 @@ def _ends(testbed: Testbed, number: int, plans: Sequence[Plan]) -> dict[tuple[st
         return {(plan.name, lane["lane"]): lane["end"] for plan in plans for lane in api.queue(plan.name)["lanes"]}
 
 
-def read_everything(testbed: Testbed, plans: Sequence[Plan]) -> list[FinalLane]:
-    final = []
+def read_everything(testbed: Testbed, plans: Sequence[Plan]) -> tuple[list[FinalLane], str]:
+    """Every lane of every running member, and how one of them refused; empty: none did."""
+    final = list[FinalLane]()
+    refusal = ""
     for number in sorted(testbed.members):
         if not testbed.cluster.process(number).alive:
             continue
-        with testbed.api(number) as api:
-            for plan in plans:
-                final += [api.read_lane(number, plan.name, lane["lane"]) for lane in api.queue(plan.name)["lanes"]]
-    return final
+        try:
+            with testbed.api(number) as api:
+                for plan in plans:
+                    final += [api.read_lane(number, plan.name, lane["lane"]) for lane in api.queue(plan.name)["lanes"]]
+        except Offline as error:
+            refusal = f"peer {number} does not show its lanes: {error}"
+    return final, refusal

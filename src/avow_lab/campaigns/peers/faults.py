@@ -28,7 +28,9 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Final
 
 from msgspec import Struct
@@ -38,9 +40,9 @@ from avow_lab.campaigns.harness.peer_program import STALLS_S
 from avow_lab.campaigns.peers import file_loss
 from avow_lab.campaigns.peers.client_faults import create_and_delete, read_slowly, repeat_late
 from avow_lab.campaigns.peers.client_session import Emphasis
-from avow_lab.campaigns.peers.history import History
+from avow_lab.campaigns.peers.history import WRITES, History, Outcome
 from avow_lab.campaigns.peers.network import CLIENTS, Pair
-from avow_lab.campaigns.peers.testbed import Testbed
+from avow_lab.campaigns.peers.testbed import RECOVERY_S, Testbed
 
 KINDS: Final = (
     "kill",
@@ -154,10 +156,23 @@ class Faults:
         return fault
 
     async def _recover(self, fault: Fault) -> None:
-        missing = await asyncio.to_thread(self.testbed.wait_whole)
+        missing = await asyncio.to_thread(self.testbed.wait_whole) or await self._wait_writes(fault)
         fault.recovered_ns = self._clock_ns()
         if missing:
             self.stuck = f"after {fault.what}: {missing}"
+
+    async def _wait_writes(self, fault: Fault) -> str:
+        """A write that was requested after the fault was undone is acknowledged in every queue that has sessions.
+        Returns the queues without one; empty: none."""
+        queues = {op.queue for op in self._history.ops}
+        deadline = time.monotonic() + RECOVERY_S
+        while time.monotonic() < deadline:
+            newest = takewhile(lambda op: op.invoked_ns > fault.ended_ns, reversed(self._history.ops))
+            waiting = queues - {op.queue for op in newest if op.kind in WRITES and op.outcome is Outcome.DONE}
+            if not waiting:
+                return ""
+            await asyncio.sleep(0.1)
+        return f"no write to {', '.join(sorted(waiting))} was acknowledged for {RECOVERY_S:g} s"
 
     def _next(self) -> str:
         if not self._deck:

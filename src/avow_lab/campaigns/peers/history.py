@@ -44,6 +44,9 @@ class Kind(StrEnum):
     LOOKUP = "lookup"  # the outcome of a write
 
 
+WRITES: Final = (Kind.WRITE, Kind.STREAM, Kind.PUBLISH)  # those that make messages visible
+
+
 class Outcome(StrEnum):
     OPEN = ""
     DONE = "done"

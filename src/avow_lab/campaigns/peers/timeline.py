@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from avow.errors import NotInstalled
-from avow_lab.campaigns.peers.history import Kind, Op, Outcome
+from avow_lab.campaigns.peers.history import WRITES, Op, Outcome
 
 WIDTH, LANE_HEIGHT, LEFT, TOP = 1100, 130, 70, 30
 COLOURS: Final = ("#1b6ca8", "#2e8b57", "#b8651b", "#7a4fa3", "#444444")
@@ -29,7 +29,6 @@ FAULT_COLOURS: Final = {
     "add": "#76a5af",
     "remove": "#a2845e",
 }
-_WRITES: Final = (Kind.WRITE, Kind.STREAM, Kind.PUBLISH)
 
 
 class Band(Struct, frozen=True):
@@ -65,7 +64,7 @@ def timeline_of(ops: Iterable[Op], bands: Sequence[Band], *, start_ns: int, end_
             refused[at] += 1
         elif op.outcome is Outcome.UNKNOWN:
             unknown[at] += 1
-        elif op.outcome is Outcome.DONE and op.kind in _WRITES:
+        elif op.outcome is Outcome.DONE and op.kind in WRITES:
             by_second = acknowledged.setdefault(op.queue, Counter())
             by_second[at] += sum(last - first + 1 for _, first, last in op.spans)
     return Timeline(

@@ -15,12 +15,11 @@ from msgspec import Struct
 
 from avow_lab.campaigns.peers.faults import Fault
 from avow_lab.campaigns.peers.findings import Anomaly, Finding, Findings
-from avow_lab.campaigns.peers.history import Kind, Op, Outcome
+from avow_lab.campaigns.peers.history import WRITES, Kind, Op, Outcome
 from avow_lab.campaigns.peers.timeline import Band
 
 SECOND_NS: Final = 1_000_000_000
 RESUME_WINDOW_S: Final = 8
-_WRITES: Final = (Kind.WRITE, Kind.STREAM, Kind.PUBLISH)
 
 
 class Gap(Struct, frozen=True):
@@ -75,7 +74,7 @@ def operations_of(ops: Iterable[Op]) -> dict[str, dict[str, int]]:
 def refusals_of(ops: Iterable[Op]) -> dict[str, dict[str, int]]:
     found: dict[str, Counter[str]] = {}
     for op in ops:
-        if op.outcome is Outcome.REFUSED and op.kind in _WRITES:
+        if op.outcome is Outcome.REFUSED and op.kind in WRITES:
             found.setdefault(op.queue, Counter())[op.code] += 1
     return {queue: dict(sorted(counts.items())) for queue, counts in sorted(found.items())}
 
@@ -84,7 +83,7 @@ def acknowledged_of(ops: Iterable[Op]) -> int:
     return sum(
         op.count if op.kind is Kind.STREAM else sum(last - first + 1 for _, first, last in op.spans)
         for op in ops
-        if op.kind in _WRITES and op.outcome is Outcome.DONE
+        if op.kind in WRITES and op.outcome is Outcome.DONE
     )
 
 
@@ -101,7 +100,7 @@ def gaps_of(ops: Sequence[Op], faults: Sequence[Fault], *, start_ns: int, end_ns
     """Between `start_ns` and `end_ns`, when the sessions were stopped."""
     times: dict[str, list[int]] = {}
     for op in ops:
-        if op.kind in _WRITES:
+        if op.kind in WRITES:
             acknowledged = times.setdefault(op.queue, [])
             if op.outcome is Outcome.DONE and start_ns <= op.completed_ns <= end_ns:
                 acknowledged.append(op.completed_ns)
@@ -140,7 +139,7 @@ def pause_after(ops: Iterable[Op], queue: str, lane: int, moment_ns: int, *, unt
         for op in ops
         if op.queue == queue
         and op.outcome is Outcome.DONE
-        and op.kind in _WRITES
+        and op.kind in WRITES
         and moment_ns < op.completed_ns <= window_ns
         and any(span[0] == lane for span in op.spans)
     )
