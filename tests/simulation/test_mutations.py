@@ -42,7 +42,7 @@ BEGIN: dict[tuple[str, str], int] = {  # `make mutants` hunts from 0 and says ho
     ("node", "gone at once"): 6,
     ("node", "gone in flight"): 157,
     ("node", "ready at once"): 37,
-    ("node", "the first to pass"): 583,
+    ("node", "the first to pass"): 662,
 }
 EVERY = [(group, mutation) for group, listed in MUTATIONS.items() for mutation in listed]
 
