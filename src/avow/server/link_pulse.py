@@ -8,16 +8,46 @@ at least an `Alive` in every beat, and closes a link on which nothing, not even 
 Silence is counted in beats of this peer's own timer, not in seconds. When its event loop was blocked for a while, what
 the other end sent waits in the socket and is read before the next beat. So this peer never judges a link by time in
 which it did not read.
+
+The other end may be silent because its process is busy, for example with a take-over of a long log. Then its kernel
+still acknowledges what is sent to it. Such a link is kept: a new one would be as silent, and what was under way on the
+old one would have to begin again.
 """
 
 from __future__ import annotations
 
+import socket
+import sys
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Protocol
 
 from avow.limits import LINK_BEAT_S, LINK_SILENT_S
 
 SILENT_BEATS: Final = round(LINK_SILENT_S / LINK_BEAT_S)
+
+
+# struct tcp_info of Linux: retransmissions that were not answered, and milliseconds since an acknowledgement arrived
+_RETRANSMITS_AT: Final = 2
+_LAST_ACK_AT: Final = 56
+_TCP_INFO_BYTES: Final = 104
+
+
+class _Socket(Protocol):
+    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes: ...
+
+
+def is_acknowledged(sock: _Socket) -> bool:
+    """Whether the other end's machine acknowledged within `LINK_SILENT_S` what was sent to it. False where the system
+    does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return False
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return False
+    if len(info) < _LAST_ACK_AT + 4 or info[_RETRANSMITS_AT]:
+        return False
+    return int.from_bytes(info[_LAST_ACK_AT : _LAST_ACK_AT + 4], sys.byteorder) < LINK_SILENT_S * 1000
 
 
 class Due(Enum):

@@ -34,7 +34,7 @@ from typing import Final, Protocol, cast
 from avow.channel.acceptor import Acceptor, open_acceptor
 from avow.errors import AvowError, FolderUnusable, Malformed, PeerRemoved, UnknownKind, UnknownVersion
 from avow.limits import FRAME_SIZE_BYTES_MAX, LINK_BEAT_S, LINK_DIAL_EVERY_S, LINK_SILENT_S, MIB
-from avow.server.link_pulse import Due, Pulse
+from avow.server.link_pulse import Due, Pulse, is_acknowledged
 from avow.server.settings import address
 from avow.wire.frames import Alive, Hello, LinkRefused, decode, decode_hello, encode, route_of
 from avow.wire.messages import Message
@@ -213,11 +213,15 @@ class Link(asyncio.BufferedProtocol):
                 self.close(f"no Hello within {HELLO_WAIT_S:g} s")
             return
         due = self._pulse.beat()
-        if due is Due.CLOSE:
+        if due is Due.CLOSE and not self._is_acknowledged():
             self.close(f"nothing was received for {LINK_SILENT_S:g} s; connecting again")
-        elif due is Due.SAY_ALIVE:
+        elif due is not Due.NOTHING:
             self.send(encode(0, Alive()))
             self.flush()
+
+    def _is_acknowledged(self) -> bool:
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return sock is not None and is_acknowledged(sock)
 
     # ------------------------------------------------------------------ sending
 

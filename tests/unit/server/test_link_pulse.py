@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -10,14 +11,29 @@ from tests.virtual_loop import VirtualLoop, run_virtual
 
 from avow.errors import PeerRemoved
 from avow.limits import LINK_BEAT_S, LINK_DIAL_EVERY_S, LINK_SILENT_S
-from avow.server.link_pulse import SILENT_BEATS, Due, Pulse
+from avow.server.link_pulse import SILENT_BEATS, Due, Pulse, is_acknowledged
 from avow.server.links import Link, Links
+from avow.testing.cluster import wait_until
 from avow.wire.frames import Alive, Hello, decode, decode_hello, encode
 from avow.wire.messages import Heartbeat, Message
 from avow.wire.versions import FIRST, NEWEST
 
 BEAT = Heartbeat(1, coordinating=False, cursor=1)
 LONGEST_S = 2 * LINK_DIAL_EVERY_S  # from the end of a partition to a link that works
+
+
+def test_a_busy_process_whose_machine_acknowledges_is_not_a_broken_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        with other, mine:
+            for _ in range(3):
+                mine.sendall(b"something that nobody reads")
+            wait_until(lambda: is_acknowledged(mine), what="an acknowledgement")
+        assert not is_acknowledged(mine), "a closed socket"
+    left, right = socket.socketpair()
+    with left, right:
+        assert not is_acknowledged(left), "not TCP"
 
 
 class End:
