@@ -13,6 +13,7 @@ Detected are: another peer's folder, a folder in use, a folder that was emptied,
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
@@ -81,6 +82,9 @@ def make_folder(path: Path) -> None:
     above = path.absolute()
     missing: list[str] = []
     while not above.is_dir():
+        if above.exists():
+            code = errno.ENOTDIR if missing else errno.EEXIST
+            raise OSError(code, os.strerror(code), str(above))
         missing.insert(0, above.name)
         above = above.parent
     make_folders(DiskFiles(above), missing)
