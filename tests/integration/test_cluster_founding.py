@@ -37,4 +37,6 @@ def test_two_founders_without_their_folders_do_not_form_an_empty_cluster() -> No
             cluster.restart(number, ready=False)
         cluster.wait_ready()
         with avow.connect_blocking(cluster.addresses) as client:
-            assert [value for batch in client.queue("kept").read() for value in batch.values()] == [b"one"]
+            assert [value for batch in client.queue("kept").read(level="linearizable") for value in batch.values()] == [
+                b"one"
+            ]
